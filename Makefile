@@ -1,0 +1,83 @@
+# Two commands do everything: `make demo` (the whole main job on the embedded box) and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+RUN    := $(BIN)/invoke
+STEPS  ?=
+
+# Shows a command as a person would type it, then runs it.
+say = @printf '\n\033[1m$$ %s\033[0m\n' "invoke $(1)" | { [ -t 1 ] && [ -z "$$NO_COLOR" ] && cat || sed 's/\x1b\[[0-9;]*m//g'; }
+
+.PHONY: demo test check format env system model clean help
+
+help:
+	@echo "make demo    environment, embedded box, real small model, the whole main job (about 5 minutes warm)"
+	@echo "make test    lint, types and every test"
+	@echo "make check   lint and types only"
+	@echo "make clean   stop the embedded box, delete it and the environment"
+
+demo: env system model
+	$(call say,deploy)
+	@$(RUN) deploy
+	$(call say,restart --fresh-cache)
+	@$(RUN) restart --fresh-cache --from-scratch
+	$(call say,wait --until healthy --timeout 300)
+	@$(RUN) wait --until healthy --timeout 300
+	$(call say,status)
+	@$(RUN) status
+	$(call say,abort)
+	@$(RUN) abort
+	$(call say,status)
+	@$(RUN) status || [ $$? -eq 5 ]
+	$(call say,restart)
+	@$(RUN) restart
+	$(call say,wait --until finished --timeout 900)
+	@$(RUN) wait --until finished --timeout 900
+	$(call say,status)
+	@$(RUN) status
+
+test: env system model check
+	$(BIN)/python -m pytest
+
+check: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: env
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+env: $(STAMP)
+
+# A stamp instead of a rule per package: pip decides what is missing.
+$(STAMP): pyproject.toml remote_payload/constraints-cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "pctrun needs Python >= 3.11; $(PYTHON) is $$($(PYTHON) -V). Name another one: make PYTHON=python3.12 demo" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory system
+	@echo "environment: $(VENV) (PyTorch, transformers and the controller; a minute or two the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint remote_payload/constraints-cpu.txt --editable '.[sandbox,payload,dev]'
+	@touch $@
+
+# tmux and bubblewrap carry the embedded box; python3-venv only where Debian split it off.
+system:
+	@missing=""; \
+	command -v tmux  >/dev/null || missing="$$missing tmux"; \
+	command -v bwrap >/dev/null || missing="$$missing bubblewrap"; \
+	command -v nsenter >/dev/null || missing="$$missing util-linux"; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	[ -z "$$missing" ] && exit 0; \
+	if [ "$$(id -u)" = 0 ]; then as=""; \
+	elif sudo -n true 2>/dev/null; then as="sudo -n"; \
+	else echo "the embedded box needs:$$missing. Install with: sudo apt-get install -y$$missing" >&2; exit 1; fi; \
+	echo "system packages:$$missing"; \
+	{ $$as apt-get install -y -qq $$missing || { $$as apt-get update -qq && $$as apt-get install -y -qq $$missing; }; } >/dev/null
+
+model: env
+	@$(RUN) sandbox.model
+
+clean:
+	@[ ! -x $(RUN) ] || $(RUN) sandbox.down --container || true
+	rm -rf $(VENV) .sandbox
