@@ -1,0 +1,261 @@
+"""A recipe is every value that a run trains with: read from one YAML file, checked, and hashed, without importing torch."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import Refusal
+from trainer.recipe_file import build, parse_overrides, read_tree
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """The frozen language model. `layer_ids` None: the paper's formula with `taps` layers (see geometry.py)."""
+
+    model: str
+    taps: int = 5
+    layer_ids: tuple[int, ...] | None = None
+    dtype: str = "auto"
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """Geometry of the drafter; it is its own, not the target's. None: the target's value, or the rule in geometry.py."""
+
+    layers: int = 5
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    intermediate_size: int | None = None
+    block_size: int = 16
+    layer_types: tuple[str, ...] | None = None
+    sliding_window: int | None = None
+    mask_token_id: int | None = None
+    rope_theta: float | None = None
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Conversations as jsonl, relative to the release; `budget` tokens a row; documents are cut at `max_document`."""
+
+    train: str
+    heldout: str
+    budget: int = 49152
+    max_document: int = 4096
+    min_supervised: int = 16
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The step. `anchors` blocks a row, `gamma` as in the paper (7 for block 16, 5 for 10, 4 for 8)."""
+
+    steps: int
+    lr: float = 6e-4
+    warmup_share: float = 0.04
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    seed: int = 0
+    anchors: int = 512
+    gamma: float = 7.0
+    loss_chunk_blocks: int = 128
+    checkpoint_every: int = 500
+    keep_checkpoints: int = 2
+    eval_every: int = 500
+    eval_documents: int = 32
+
+
+@dataclass(frozen=True)
+class TopologyConfig:
+    """`devices` names the targets' devices first, then the drafters'; None: all on the CPU, or spread over the GPUs."""
+
+    targets: int = 1
+    drafters: int = 1
+    devices: tuple[str, ...] | None = None
+    queue_rows: int = 2
+    cpu_threads: int = 1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    target: TargetConfig
+    data: DataConfig
+    train: TrainConfig
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
+    compile: str = "auto"
+
+
+# What may differ between a run and the run that continues it: these change cadence and speed, never the trajectory.
+# `train.steps` is in the hash because the cosine ends there; `topology.drafters` because a step is that many rows.
+_OUTSIDE_THE_HASH = {
+    ("name",),
+    ("compile",),
+    ("train", "checkpoint_every"),
+    ("train", "keep_checkpoints"),
+    ("train", "eval_every"),
+    ("train", "eval_documents"),
+    ("train", "loss_chunk_blocks"),
+    ("topology", "targets"),
+    ("topology", "devices"),
+    ("topology", "queue_rows"),
+    ("topology", "cpu_threads"),
+}
+
+
+def config_hash(recipe: Recipe) -> str:
+    """16 hex digits over everything that changes the training trajectory."""
+
+    def keep(tree: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+        return {
+            key: keep(value, (*path, key)) if isinstance(value, dict) else value
+            for key, value in tree.items()
+            if (*path, key) not in _OUTSIDE_THE_HASH
+        }
+
+    text = json.dumps(keep(dataclasses.asdict(recipe)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def recipe_path(recipe: str, release_dir: Path) -> Path:
+    """`recipe` is a name under `<release>/recipes/` or a path to a YAML file."""
+    if recipe.endswith((".yaml", ".yml")):
+        return Path(recipe)
+    folder = release_dir / "recipes"
+    path = folder / f"{recipe}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml"))) or "none"
+        raise Refusal(f"no recipe {recipe!r} in {folder}; there are: {known}")
+    return path
+
+
+def load_recipe(recipe: str, release_dir: Path, overrides: object = None) -> Recipe:
+    """Read, override and check a recipe; `overrides` is {"train.steps": 50} or ["train.steps=50"].
+
+    Raises Refusal with `file:line`, the key and the mend.
+    """
+    path = recipe_path(recipe, release_dir)
+    tree = read_tree(path)
+    for key, value in parse_overrides(overrides).items():
+        tree.override(key, value)
+    loaded = build(Recipe, tree, defaults={"name": path.stem})
+    problem = next(_problems(loaded), None)
+    if problem is not None:
+        key, text = problem
+        raise Refusal(f"{tree.where(key)}: {key} {text}")
+    return loaded
+
+
+def _problems(recipe: Recipe):  # noqa: ANN202 - a generator of (key, text)
+    drafter, data, train, topology = recipe.drafter, recipe.data, recipe.train, recipe.topology
+    for section, values, zero_allowed in (
+        ("drafter", drafter, ()),
+        ("data", data, ()),
+        (
+            "train",
+            train,
+            ("warmup_share", "weight_decay", "seed", "checkpoint_every", "eval_every", "eval_documents"),
+        ),
+        ("topology", topology, ()),
+        ("target", recipe.target, ()),
+    ):
+        for key, value in dataclasses.asdict(values).items():
+            if isinstance(value, int | float) and (value < 0 or (value == 0 and key not in zero_allowed)):
+                yield (
+                    f"{section}.{key}",
+                    f"is {value}: it must be {'0 or more' if key in zero_allowed else 'above 0'}",
+                )
+    if recipe.compile not in ("auto", "on", "off"):
+        yield "compile", f"is {recipe.compile!r}: choose auto, on or off"
+    if recipe.target.dtype not in ("auto", "float32", "bfloat16"):
+        yield "target.dtype", f"is {recipe.target.dtype!r}: choose auto, float32 or bfloat16"
+    if drafter.block_size < 2:
+        yield (
+            "drafter.block_size",
+            f"is {drafter.block_size}: a block holds its anchor and at least one draft slot",
+        )
+    if drafter.heads % drafter.kv_heads:
+        yield "drafter.heads", f"is {drafter.heads}: it must be a multiple of kv_heads {drafter.kv_heads}"
+    if drafter.head_dim % 2:
+        yield "drafter.head_dim", f"is {drafter.head_dim}: rotary positions need an even number"
+    types = drafter.layer_types
+    if types is not None and len(types) != drafter.layers:
+        yield (
+            "drafter.layer_types",
+            f"names {len(types)} layers, drafter.layers is {drafter.layers}: make them agree",
+        )
+    if types is not None and (odd := set(types) - {"full_attention", "sliding_attention"}):
+        yield "drafter.layer_types", f"has {sorted(odd)}: choose full_attention or sliding_attention"
+    if types is not None and "sliding_attention" in types and drafter.sliding_window is None:
+        yield "drafter.sliding_window", "is missing: a sliding_attention layer needs it"
+    if data.max_document > data.budget:
+        yield (
+            "data.max_document",
+            f"is {data.max_document}, above data.budget {data.budget}: a document must fit a row",
+        )
+    if data.max_document <= drafter.block_size:
+        yield (
+            "data.max_document",
+            f"is {data.max_document}: it must exceed drafter.block_size {drafter.block_size}",
+        )
+    if train.warmup_share > 1:
+        yield "train.warmup_share", f"is {train.warmup_share}: it is a share of the steps, at most 1"
+    wanted = topology.targets + topology.drafters
+    if topology.devices is not None and len(topology.devices) != wanted:
+        yield (
+            "topology.devices",
+            f"names {len(topology.devices)} devices: name {wanted}, targets first, then drafters",
+        )
+
+
+def describe(recipe: str, release_dir: Path, overrides: object) -> dict[str, object]:
+    """What the one who starts a run must know before torch is imported; `checkpoint_bytes` None: model unreadable."""
+    from trainer.geometry import resolve
+
+    loaded = load_recipe(recipe, release_dir, overrides)
+    answer: dict[str, object] = {
+        "ok": True,
+        "name": loaded.name,
+        "config_hash": config_hash(loaded),
+        "model": loaded.target.model,
+        "steps": loaded.train.steps,
+        "checkpoint_bytes": None,
+        "budget": loaded.data.budget,
+    }
+    if (Path(loaded.target.model) / "config.json").is_file():
+        geometry = resolve(loaded)
+        answer["checkpoint_bytes"] = (
+            12 * geometry.parameter_count()
+        )  # fp32: master weight and two Adam moments
+    return answer
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.config", description="Check a recipe; print one JSON line."
+    )
+    parser.add_argument("recipe", help="a name under recipes/, or a YAML file")
+    parser.add_argument("--overrides", default="{}", help='JSON, e.g. {"train.steps": 50}')
+    parser.add_argument("--release-dir", type=Path, default=Path(__file__).resolve().parent.parent)
+    args = parser.parse_args(argv)
+    try:
+        try:
+            overrides = json.loads(args.overrides)
+        except ValueError as error:
+            raise Refusal(f'--overrides is not JSON ({error}): write {{"train.steps": 50}}') from None
+        answer = describe(args.recipe, args.release_dir, overrides)
+    except Refusal as refusal:
+        answer = {"ok": False, "error": str(refusal)}
+    print(json.dumps(answer))
+    return 0 if answer["ok"] else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

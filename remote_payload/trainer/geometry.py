@@ -1,0 +1,136 @@
+"""The drafter's resolved shape: the recipe's wishes completed from the target's config.json, without importing torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Recipe
+from trainer.errors import Refusal
+
+# Ids that no text uses but whose embedding row exists, as the published drafters chose them.
+_MASK_TOKEN_IDS = {"qwen3": 151669, "qwen3_moe": 151669, "qwen3_5": 248070, "qwen3_5_text": 248070}
+
+
+@dataclass(frozen=True)
+class DrafterGeometry:
+    """Every number that fixes the drafter's tensors and its checkpoint's config.json."""
+
+    hidden_size: int
+    vocab_size: int
+    num_target_layers: int
+    target_layer_ids: tuple[int, ...]
+    block_size: int
+    mask_token_id: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    layer_types: tuple[str, ...]
+    sliding_window: int | None
+    rope_theta: float
+    rms_norm_eps: float
+    max_position_embeddings: int
+    eos_token_id: int | list[int] | None
+    pad_token_id: int | None
+
+    @property
+    def feature_size(self) -> int:
+        """K*H: the width of one token's concatenated taps."""
+        return len(self.target_layer_ids) * self.hidden_size
+
+    def parameter_count(self) -> int:
+        """Trained parameters: fc, hidden_norm, the layers, norm; embeddings and head are the target's."""
+        h, q, kv = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer = 2 * h * q + 2 * h * kv + 2 * self.head_dim + 3 * h * self.intermediate_size + 2 * h
+        return self.feature_size * h + 2 * h + self.layers * layer
+
+
+def tap_layer_ids(num_layers: int, taps: int) -> tuple[int, ...]:
+    """The paper's choice: evenly from layer 1 to layer L-3; L=64, taps=5 gives 1, 16, 31, 46, 61."""
+    if taps == 1:
+        return (num_layers // 2,)
+    return tuple(round(1 + i * (num_layers - 4) / (taps - 1)) for i in range(taps))
+
+
+def target_text_config(model: str) -> dict[str, Any]:
+    """The language model's part of `<model>/config.json` (multimodal configurations nest it)."""
+    path = Path(model) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Refusal(
+            f"target model {model}: {path} cannot be read ({error.strerror}); put the model folder there"
+        ) from None
+    except ValueError as error:
+        raise Refusal(f"{path}: not JSON ({error})") from None
+    return {**config, **config.get("text_config", {})}
+
+
+def resolve(recipe: Recipe) -> DrafterGeometry:
+    """Raises Refusal when the target's configuration cannot carry the recipe."""
+    target = target_text_config(recipe.target.model)
+    try:
+        hidden, vocab, depth = target["hidden_size"], target["vocab_size"], target["num_hidden_layers"]
+        intermediate = recipe.drafter.intermediate_size or target["intermediate_size"]
+    except KeyError as error:
+        raise Refusal(
+            f"{recipe.target.model}/config.json has no {error}: not a causal language model"
+        ) from None
+    ids = recipe.target.layer_ids or tap_layer_ids(depth, recipe.target.taps)
+    if list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= depth:
+        raise Refusal(
+            f"target.layer_ids {list(ids)}: name rising layers within 0 to {depth - 1}, or fewer target.taps"
+        )
+    drafter = recipe.drafter
+    types = drafter.layer_types or ("full_attention",) * drafter.layers
+    return DrafterGeometry(
+        hidden_size=hidden,
+        vocab_size=vocab,
+        num_target_layers=depth,
+        target_layer_ids=ids,
+        block_size=drafter.block_size,
+        mask_token_id=_mask_token_id(recipe, target),
+        layers=drafter.layers,
+        heads=drafter.heads,
+        kv_heads=drafter.kv_heads,
+        head_dim=drafter.head_dim,
+        intermediate_size=intermediate,
+        layer_types=types,
+        sliding_window=drafter.sliding_window if "sliding_attention" in types else None,
+        rope_theta=drafter.rope_theta or _rope_theta(target),
+        rms_norm_eps=target.get("rms_norm_eps", 1e-6),
+        max_position_embeddings=target.get("max_position_embeddings", 32768),
+        eos_token_id=target.get("eos_token_id"),
+        pad_token_id=target.get("pad_token_id"),
+    )
+
+
+def _mask_token_id(recipe: Recipe, target: dict[str, Any]) -> int:
+    chosen = recipe.drafter.mask_token_id
+    if chosen is None:
+        chosen = _MASK_TOKEN_IDS.get(target.get("model_type", ""))
+    if chosen is None:
+        raise Refusal(
+            f"drafter.mask_token_id is not set and no rule is known for model type {target.get('model_type')!r}: "
+            "set it to a token id that no text uses"
+        )
+    if chosen >= target["vocab_size"]:
+        raise Refusal(
+            f"drafter.mask_token_id {chosen} has no embedding row: the vocabulary ends at {target['vocab_size'] - 1}"
+        )
+    eos = target.get("eos_token_id")
+    if chosen in ([*eos] if isinstance(eos, list) else [eos]) or chosen == target.get("pad_token_id"):
+        raise Refusal(
+            f"drafter.mask_token_id {chosen} is the target's end or padding token: choose one that no text uses"
+        )
+    return chosen
+
+
+def _rope_theta(target: dict[str, Any]) -> float:
+    """Only the base is taken over: copying partial or multimodal rotary settings makes acceptance vanish."""
+    parameters = target.get("rope_parameters") or {}
+    return float(target.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
