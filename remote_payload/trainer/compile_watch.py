@@ -1,0 +1,116 @@
+"""A step that compiled says nothing about speed, a silent fallback is slow for ever: watch both."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from torch._dynamo.callback import callback_handler
+
+_LIMIT_HIT = re.compile(
+    r"hit config\.(?P<limit>\w+) \((?P<value>[^)]*)\)\s+function: (?P<function>.*)\s+last reason: (?P<why>.*)"
+)
+
+
+@dataclass(frozen=True)
+class LimitHit:
+    """Dynamo gave up compiling a function: from then on it runs eager wherever no compiled version fits."""
+
+    limit: str  # the setting: recompile_limit or accumulated_recompile_limit
+    value: str
+    function: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.function} hit {self.limit}={self.value} and runs eager; last recompile: {self.reason}"
+
+
+class CompileWatch:
+    """Counts torch's compiles in this process, whichever thread runs them.
+
+    Dynamo calls back at the first start and the last end of overlapping compiles (forward, lazy backward,
+    CUDA graph recording), under a lock of its own, so a callback here takes microseconds and never compiles.
+    An episode is the time between the two; compiles are serial within a process, so it is nearly always one
+    compile.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._seconds = 0.0
+        self._since: float | None = None
+        self._threads: set[int] = set()
+        self._limits = _LimitHandler()
+        self._started = False
+
+    def start(self) -> None:
+        """Start watching; calling it again does nothing."""
+        if self._started:
+            return
+        self._started = True
+        callback_handler.register_start_callback(self._on_start)
+        callback_handler.register_end_callback(self._on_end)
+        logging.getLogger(_LimitHandler.source).addHandler(self._limits)
+
+    def stop(self) -> None:
+        """Stop watching; the figures stay. Calling it again does nothing."""
+        if not self._started:
+            return
+        self._started = False
+        logging.getLogger(_LimitHandler.source).removeHandler(self._limits)
+        for callbacks, mine in (
+            (callback_handler.start_callbacks, self._on_start),
+            (callback_handler.end_callbacks, self._on_end),
+        ):
+            if mine in callbacks:  # torch._dynamo.callback.clear() may have been faster
+                callbacks.remove(mine)
+
+    def snapshot(self) -> dict[str, Any]:
+        """`count` of episodes begun, `seconds` in them, whether one is `active`, `threads` that compiled."""
+        with self._lock:
+            running = 0.0 if self._since is None else time.perf_counter() - self._since
+            return {
+                "count": self._count,
+                "seconds": self._seconds + running,
+                "active": self._since is not None,
+                "threads": len(self._threads),
+            }
+
+    def grew_since(self, mark: dict[str, Any]) -> bool:
+        """Whether anything compiled between `mark`, an earlier snapshot, and now."""
+        return bool(mark["active"]) or self.snapshot()["count"] > mark["count"]
+
+    def limit_hits(self) -> list[LimitHit]:
+        """What Dynamo stopped compiling since `start()`, oldest first. Any entry explains a slow run."""
+        return list(self._limits.hits)
+
+    def _on_start(self, _: Any) -> None:
+        with self._lock:
+            self._count += 1
+            self._since = time.perf_counter()
+            self._threads.add(threading.get_ident())
+
+    def _on_end(self, _: Any) -> None:
+        with self._lock:
+            if self._since is not None:  # None: that compile began before start()
+                self._seconds += time.perf_counter() - self._since
+                self._since = None
+
+
+class _LimitHandler(logging.Handler):
+    """Dynamo tells of a limit in a warning; its metrics forget it after 64 more compiles."""
+
+    source = "torch._dynamo.convert_frame"
+
+    def __init__(self) -> None:
+        super().__init__(level=logging.WARNING)
+        self.hits: list[LimitHit] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = _LIMIT_HIT.search(record.getMessage())
+        if found:
+            self.hits.append(LimitHit(found["limit"], found["value"], found["function"], found["why"]))
