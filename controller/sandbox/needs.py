@@ -1,0 +1,68 @@
+"""Checks what the sandbox needs from the machine, and says in one line how to get it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+
+from .errors import SandboxError
+
+PACKAGES = {"bwrap": "bubblewrap", "tmux": "tmux", "bash": "bash"}
+USERNS_SWITCHES = (  # file, the value that forbids, the line that allows
+    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+    ("/proc/sys/user/max_user_namespaces", "0", "sudo sysctl user.max_user_namespaces=10000"),
+)
+
+
+def check() -> None:
+    """Raise SandboxError unless programs, the SSH library and user name spaces are there."""
+    missing = [PACKAGES[name] for name in PACKAGES if shutil.which(name) is None]
+    if missing:
+        raise SandboxError(
+            f"the sandbox needs {' and '.join(missing)}, which this machine has not",
+            f"sudo apt-get install -y {' '.join(missing)}",
+        )
+    if importlib.util.find_spec("asyncssh") is None:
+        raise SandboxError("the sandbox needs the Python package asyncssh", "pip install 'pctrun[sandbox]'")
+    probe = subprocess.run(
+        [
+            "bwrap",
+            "--unshare-user",
+            "--unshare-pid",
+            "--uid",
+            "0",
+            "--ro-bind",
+            "/",
+            "/",
+            "--proc",
+            "/proc",
+            "true",
+        ],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    if probe.returncode != 0:
+        reason = probe.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        raise SandboxError(
+            f"this machine does not let bubblewrap make a container: {reason[0]}", userns_hint()
+        )
+
+
+def userns_hint() -> str:
+    """The line that allows user name spaces, as far as the kernel's switches tell."""
+    for path, forbids, mend in USERNS_SWITCHES:
+        try:
+            if Path(path).read_text().strip() == forbids:
+                return mend
+        except OSError:
+            continue
+    docker = "--security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+    return f"allow user name spaces; inside Docker: {docker}"
