@@ -41,6 +41,10 @@ class Row:
     positions: torch.Tensor
     tokens: int
 
+    def to(self, device: torch.device) -> Row:
+        fields = (self.ids, self.loss_mask, self.doc_ids, self.positions)
+        return Row(self.index, *(t.to(device, non_blocking=True) for t in fields), self.tokens)
+
 
 @dataclass
 class Corpus:
@@ -131,13 +135,14 @@ def render(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[torch.Tensor
     the model itself would emit, never the header nor the line break after it. Spans are found by rendering every
     prefix of the conversation; each must be a prefix of the next, else ValueError (the template rewrites history).
     Each span is tokenised by itself, as at serving time, where prompt and answer never merge into one token.
+    A turn with `"finish": "length"` was cut by a token limit: its end token is the template's, not supervised.
     """
 
     def text(upto: int, prompt: bool) -> str:
         return tokenizer.apply_chat_template(messages[:upto], tokenize=False, add_generation_prompt=prompt)
 
     whole = text(len(messages), False)
-    pieces: list[tuple[str, bool]] = []
+    pieces: list[tuple[str, bool, bool]] = []  # text, supervised, cut
     done = 0
     for turn, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -145,18 +150,19 @@ def render(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[torch.Tensor
         head, body = text(turn, True), text(turn + 1, False)
         if not (whole.startswith(body) and body.startswith(head)):
             raise ValueError("the chat template rewrites earlier turns")
-        pieces += [(whole[done : len(head)], False), (whole[len(head) : len(body)], True)]
+        cut = message.get("finish") == "length"
+        pieces += [(whole[done : len(head)], False, False), (whole[len(head) : len(body)], True, cut)]
         done = len(body)
     if done == 0:
         raise ValueError("no assistant turn")
     special = set(tokenizer.all_special_ids)
     ids: list[int] = []
     mask: list[bool] = []
-    for piece, supervised in pieces:  # what follows the last assistant turn teaches nothing and is left out
+    for piece, supervised, cut in pieces:  # what follows the last assistant turn teaches nothing and is left out
         tokens = tokenizer(piece, add_special_tokens=False)["input_ids"]
         last = max((i for i, token in enumerate(tokens) if token in special), default=len(tokens) - 1)
         ids += tokens
-        mask += [supervised and i <= last for i in range(len(tokens))]
+        mask += [supervised and i <= last - cut for i in range(len(tokens))]
     if tokenizer.decode(ids, clean_up_tokenization_spaces=False) != whole[:done]:
         raise ValueError("its tokens do not spell the rendered text")
     return torch.tensor(ids), torch.tensor(mask)
