@@ -1,0 +1,167 @@
+"""From options to output and exit code: the one place where errors become text and numbers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+from invoke.exceptions import Exit
+
+from controller import errors, inventory, plan, render
+from controller.console import Console
+from controller.errors import Detached, PctrunError, Usage
+from controller.inventory import Box
+from controller.outcome import Outcome
+
+SCHEMA = 1
+
+# After Ctrl-C: what goes on without us. A stop or a start is never cut in half by a lost reader.
+_GOES_ON = {
+    "deploy": "the deploy in flight; `current` switches whole or not at all",
+    "restart": "the restart; `invoke status` shows how far it got",
+    "abort": "the stop; `invoke status` shows when it is done",
+    "exec": "nothing of ours: the agent ends the command",
+}
+
+
+def operate(
+    task: str,
+    *,
+    boxes: Sequence[str],
+    as_json: bool,
+    dry: bool,
+    module: str = "",
+    one_at_a_time: bool = False,
+    **options: Any,
+) -> None:
+    """Run `controller.<module>` on each box, print, and raise invoke's Exit with the worst code.
+
+    `dry` prints the operation's plan instead. `one_at_a_time` is for tasks that stream or take the terminal.
+    """
+
+    def work() -> int:
+        operation = importlib.import_module(f"controller.{module or task}")
+        chosen = inventory.load().pick(boxes)
+        if options.get("follow") and len(chosen) > 1:
+            raise Usage("--follow takes one box", "follow each in a terminal of its own")
+
+        def act(box: Box, console: Console) -> Outcome:
+            if dry:
+                made = operation.plan(box, **options)
+                return Outcome(plan.as_json(made), plan.text(made, box))
+            result: Outcome = operation.run(box, console, **options)
+            return result
+
+        return _report(task, _over(chosen, act, parallel=not one_at_a_time), as_json=as_json)
+
+    _finish(work, task, as_json=as_json)
+
+
+def boxes(names: list[str], *, as_json: bool) -> None:
+    """`invoke boxes`."""
+    from controller.boxes import table
+
+    _single("boxes", lambda: table(inventory.load(), names), as_json=as_json)
+
+
+def sandbox(name: str, would: str, *, as_json: bool, dry: bool, **options: Any) -> None:
+    """`invoke sandbox.<name>`: a function of sandbox_tasks; with `dry` only say what it `would` do."""
+    task = f"sandbox.{name}"
+    if dry:
+        planned = Outcome({"plan": [would]}, f"{task} would {would}; nothing was done")
+        _single(task, lambda: planned, as_json=as_json)
+        return
+    operation = getattr(importlib.import_module("controller.sandbox_tasks"), name)
+    _single(task, lambda: operation(Console(), **options), as_json=as_json)
+
+
+def _single(task: str, act: Callable[[], Outcome], *, as_json: bool) -> None:
+    def work() -> int:
+        outcome = act()
+        if as_json:
+            head = {"schema": SCHEMA, "task": task, "exit_code": outcome.exit_code}
+            print(json.dumps({**head, **outcome.document}, indent=2))
+        elif outcome.text:
+            print(outcome.text)
+        return outcome.exit_code
+
+    _finish(work, task, as_json=as_json)
+
+
+def _over(
+    boxes: list[Box], act: Callable[[Box, Console], Outcome], *, parallel: bool
+) -> list[tuple[Box, Outcome | PctrunError]]:
+    def one(box: Box) -> tuple[Box, Outcome | PctrunError]:
+        console = Console(box.name if len(boxes) > 1 else "")
+        try:
+            return box, act(box, console)
+        except PctrunError as error:
+            return box, error
+        finally:
+            console.clear()
+
+    if len(boxes) == 1 or not parallel:
+        return [one(box) for box in boxes]
+    pool = ThreadPoolExecutor(max_workers=len(boxes))
+    try:
+        return list(pool.map(one, boxes))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nobody waits for a thread that waits
+
+
+def _report(task: str, results: list[tuple[Box, Outcome | PctrunError]], *, as_json: bool) -> int:
+    codes, documents = [], []
+    for number, (box, result) in enumerate(results):
+        codes.append(result.exit_code)
+        head = {"box": box.name, "vmid": box.vmid, "exit_code": result.exit_code}
+        if isinstance(result, PctrunError):
+            documents.append({**head, "error": errors.as_json(result)})
+            if not as_json:
+                label = f"{box.name}: " if len(results) > 1 else ""
+                print(f"{label}{errors.describe(result)}", file=sys.stderr)
+            continue
+        documents.append({**head, **result.document})
+        if not as_json and result.text:
+            if number and "\n" in result.text:
+                print()
+            print(render.paint(result.text, result.word))
+    code = errors.worst(codes) if len(codes) > 1 else codes[0]
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "task": task, "exit_code": code, "boxes": documents}, indent=2))
+    sys.stdout.flush()
+    return code
+
+
+def _finish(work: Callable[[], int], task: str, *, as_json: bool) -> None:
+    """Run `work`; every expected failure ends here. Success lets the next task on the line run."""
+    try:
+        code = work()
+    except PctrunError as error:
+        _fail(error, task, as_json=as_json)
+    except BrokenPipeError:
+        # Whoever read our output has had enough (`| head`): the interpreter's last flush must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise Exit(code=0) from None
+    except KeyboardInterrupt:
+        still = _GOES_ON.get(task, "the run, if there is one: only this side stopped")
+        _fail(Detached(f"interrupted; what goes on in the container: {still}"), task, as_json=as_json)
+    if code:
+        raise Exit(code=code)
+
+
+def _fail(error: PctrunError, task: str, *, as_json: bool) -> NoReturn:
+    if as_json:
+        document = {
+            "schema": SCHEMA,
+            "task": task,
+            "exit_code": error.exit_code,
+            "error": errors.as_json(error),
+        }
+        print(json.dumps(document, indent=2))
+        raise Exit(code=error.exit_code) from None
+    raise Exit(errors.describe(error), code=error.exit_code) from None

@@ -1,0 +1,56 @@
+"""Notes and progress go to stderr, data to stdout, and two boxes never write into each other's line."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+_lock = threading.Lock()
+_REDRAW_S, _PLAIN_S = 0.2, 10.0
+
+
+class Console:
+    """Where an operation says what it does meanwhile. `prefix` names the box when there are several."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = f"{prefix}: " if prefix else ""
+        self._drawn = False
+        self._shown_at = 0.0
+
+    def note(self, text: str) -> None:
+        """One line that stays."""
+        if text:
+            self._write(f"{self._wipe()}{self.prefix}{text}\n")
+
+    def agent_note(self, document: dict[str, Any]) -> None:
+        """A `note` frame."""
+        self.note(str(document.get("text") or ""))
+
+    def progress(self, text: str) -> None:
+        """One line that the next one replaces; without a terminal, one every ten seconds."""
+        now = time.monotonic()
+        terminal = sys.stderr.isatty() and not self.prefix
+        if now - self._shown_at < (_REDRAW_S if terminal else _PLAIN_S):
+            return
+        self._shown_at = now
+        if terminal:
+            self._write(f"\r\x1b[K{text[:99]}")
+            self._drawn = True
+        else:
+            self._write(f"{self.prefix}{text}\n")
+
+    def clear(self) -> None:
+        """Take the progress line away."""
+        self._write(self._wipe())
+
+    def _wipe(self) -> str:
+        wiped, self._drawn = ("\r\x1b[K" if self._drawn else ""), False
+        return wiped
+
+    def _write(self, text: str) -> None:
+        if text:
+            with _lock:
+                sys.stderr.write(text)
+                sys.stderr.flush()

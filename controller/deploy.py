@@ -1,0 +1,86 @@
+"""Put the payload into the container: ask what is missing, stream that, let the agent verify and switch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from controller import links, release, words
+from controller.call import call
+from controller.console import Console
+from controller.inventory import Box
+from controller.outcome import Outcome
+from controller.plan import Plan, Step
+
+
+def plan(box: Box) -> Plan:
+    wanted = release.scan()
+    shown = _args(wanted, box.python, stream=False)
+    shown["manifest"] = words.plural(len(wanted.entries), "file")
+    paths = [entry.path for entry in wanted.entries]
+    return Plan(
+        "deploy",
+        (
+            Step(f"ask which files of release {wanted.id} are missing", "deploy", shown),
+            Step(
+                "send them as one tar, verify each by hash, import-check, switch",
+                "deploy",
+                {**shown, "stream": True},
+                stream_bytes=release.tar_bytes(wanted, paths),
+                maybe=True,
+            ),
+        ),
+    )
+
+
+def run(box: Box, console: Console) -> Outcome:
+    """Deploy; one round trip when the container has the release already, else two."""
+    began, before = time.monotonic(), links.round_trips(box)
+    wanted = release.scan()
+    python = links.get(box, revive=True).endpoint.python
+    sent = 0
+    result = call(box, "deploy", _args(wanted, python, stream=False), on_note=console.agent_note)
+    if result["outcome"] == "missing":
+        paths = result["want"]
+        sent = release.tar_bytes(wanted, paths)
+        stream = _watched(release.tar(wanted, paths), sent, console)
+        args = _args(wanted, python, stream=True)
+        result = call(box, "deploy", args, stream=stream, on_note=console.agent_note)
+    document = {
+        "outcome": result["outcome"],
+        "release": wanted.id,
+        "previous": result.get("previous"),
+        "files": len(wanted.entries),
+        "bytes": wanted.bytes,
+        "sent_bytes": sent,
+        "round_trips": links.round_trips(box) - before,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    return Outcome(document, _text(document))
+
+
+def _args(wanted: release.Release, python: str, *, stream: bool) -> dict[str, Any]:
+    return {"release": wanted.id, "manifest": wanted.manifest(), "python": python, "stream": stream}
+
+
+def _watched(pieces: Iterable[bytes], total: int, console: Console) -> Iterator[bytes]:
+    sent = 0
+    for piece in pieces:
+        yield piece
+        sent += len(piece)
+        console.progress(f"sent {words.size(sent)} of {words.size(total)}")
+    console.clear()
+
+
+def _text(document: dict[str, Any]) -> str:
+    trips = words.plural(document["round_trips"], "round trip")
+    if document["outcome"] == "unchanged":
+        return f"unchanged {document['release']} ({trips}, {document['seconds']:.1f} s)"
+    text = (
+        f"{document['outcome']} {document['release']} {words.plural(document['files'], 'file')} "
+        f"{words.size(document['bytes'])} in {trips} ({document['seconds']:.1f} s)"
+    )
+    if document["previous"] and document["previous"] != document["release"]:
+        text += f", was {document['previous']}"
+    return text

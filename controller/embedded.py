@@ -1,0 +1,49 @@
+"""When the embedded box comes up by itself, and when not: a person's `sandbox.down` is remembered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.errors import Unreachable
+
+if TYPE_CHECKING:
+    from controller.sandbox import Endpoint
+
+_MARKER = "down-by-hand"
+
+
+def up(*, revive: bool, realistic: bool | None = None, python: Path | None = None) -> Endpoint:
+    """The running sandbox, started if need be. One that was taken down by hand stays down unless `revive`.
+
+    Raises Unreachable, also when this machine cannot run it.
+    """
+    from controller import sandbox  # asyncssh and the server's code only where they are needed
+
+    marker = sandbox.sandbox_dir() / _MARKER
+    if marker.exists() and not revive:
+        raise Unreachable("the sandbox was taken down by hand", "invoke sandbox.up")
+    try:
+        endpoint = sandbox.up(realistic=realistic, python=python)
+    except sandbox.SandboxError as error:
+        raise Unreachable(error.message, error.hint) from None
+    marker.unlink(missing_ok=True)
+    return endpoint
+
+
+def down(*, container: bool = False, keep_data: bool = True) -> bool:
+    """Take it down and remember that a person wanted it; returns whether anything was up."""
+    from controller import sandbox
+
+    was_up = sandbox.down(container=container, keep_data=keep_data)
+    folder = sandbox.sandbox_dir()
+    if folder.is_dir():
+        (folder / _MARKER).touch()
+    return was_up
+
+
+def folder() -> Path:
+    """Where the sandbox lives."""
+    from controller import sandbox
+
+    return sandbox.sandbox_dir()

@@ -1,0 +1,239 @@
+"""One validated file names every box, because a typo in it must cost a line of text and not an evening.
+
+Every complaint is `inventory.yaml:LINE: what`, an unknown key with the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from controller.errors import InventoryError, Usage
+
+FILE_NAME = "inventory.yaml"
+PROJECT = Path(__file__).resolve().parent.parent
+
+Place = tuple[str | int, ...]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Roots(_Strict):
+    """The four folders that pctrun owns in a container."""
+
+    opt: str = "/opt/pctrun"
+    lib: str = "/var/lib/pctrun"
+    cache: str = "/var/cache/pctrun"
+    run: str = "/run/pctrun"
+
+    @field_validator("*")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if not value.startswith("/") or value.strip("/") == "":
+            raise ValueError("must be an absolute path of its own")
+        return value
+
+
+class Box(_Strict):
+    """A Proxmox host reached by SSH and one container on it; a sandbox brings its own host and keys."""
+
+    name: str = Field(default="", exclude=True)
+    sandbox: bool = False
+    host: str | None = None
+    user: str = "root"
+    port: int = Field(default=22, ge=1, le=65535)
+    identity_file: str | None = None
+    known_hosts: str = "~/.ssh/known_hosts"
+    host_key: str | None = Field(default=None, pattern=r"^SHA256:[A-Za-z0-9+/]{43}=?$")
+    proxy_jump: str | None = None
+    sudo: bool = False
+    vmid: int = Field(ge=100)
+    agent_python: str = "/usr/bin/python3"
+    python: str = "/opt/pctrun/venv/current/bin/python"
+    roots: Roots = Roots()
+    recipe: str
+    overrides: dict[str, Any] = {}
+    grace_s: float = Field(default=120.0, ge=0)
+    gpus: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _one_way_in(self) -> Self:
+        ways = self.model_fields_set & {
+            "host",
+            "user",
+            "port",
+            "identity_file",
+            "known_hosts",
+            "host_key",
+            "proxy_jump",
+            "sudo",
+        }
+        if self.sandbox and ways:
+            raise ValueError(f"a sandbox box takes no {', '.join(sorted(ways))}: the sandbox brings its own")
+        if not self.sandbox and not self.host:
+            raise ValueError("needs host: (or sandbox: true)")
+        return self
+
+    @property
+    def label(self) -> str:
+        """How screens name it: `box/vmid`."""
+        return f"{self.name}/{self.vmid}"
+
+
+class Inventory(_Strict):
+    """`default` is the box of every task that is not told another with --box."""
+
+    default: str
+    boxes: dict[str, Box] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _default_exists(self) -> Self:
+        if self.default not in self.boxes:
+            raise ValueError(f"default names no box: '{self.default}'{_nearest(self.default, self.boxes)}")
+        return self
+
+    def pick(self, names: Sequence[str]) -> list[Box]:
+        """The boxes of `names`, each once, in that order; the default box when there are none."""
+        wanted = list(dict.fromkeys(names)) or [self.default]
+        for name in wanted:
+            if name not in self.boxes:
+                raise Usage(
+                    f"no box '{name}' in the inventory{_nearest(name, self.boxes)}",
+                    f"boxes: {', '.join(self.boxes)}",
+                )
+        return [self.boxes[name] for name in wanted]
+
+
+def find() -> Path:
+    """`PCTRUN_INVENTORY`, else the nearest inventory.yaml upward from here, else the project's own."""
+    named = os.environ.get("PCTRUN_INVENTORY")
+    if named:
+        return Path(named).expanduser()
+    here = Path.cwd()
+    for folder in (here, *here.parents, PROJECT):
+        if (folder / FILE_NAME).is_file():
+            return folder / FILE_NAME
+    raise InventoryError(
+        f"no {FILE_NAME} in {here} or above it", "or name one: PCTRUN_INVENTORY=/path/to/file"
+    )
+
+
+def load(path: Path | None = None) -> Inventory:
+    """Read and validate; raises InventoryError with one line for each mistake, all of them at once."""
+    path = path or find()
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InventoryError(f"{path.name}: cannot be read: {error}") from None
+    raw, lines = _parse(text, path.name)
+    if isinstance(raw, dict) and isinstance(raw.get("boxes"), dict):
+        for name, entry in raw["boxes"].items():
+            if isinstance(entry, dict):
+                if "name" in entry:
+                    line = lines.get(("boxes", name, "name"), 1)
+                    raise InventoryError(
+                        f"{path.name}:{line}: unknown key 'name' in box '{name}': its key is its name"
+                    )
+                entry["name"] = str(name)
+    try:
+        return Inventory.model_validate(raw)
+    except ValidationError as error:
+        found = sorted({_complaint(detail, lines) for detail in error.errors()})
+        texts = [f"{path.name}:{line}: {text}" for line, text in found]
+        raise InventoryError(texts[0], evidence=texts[1:]) from None
+
+
+def _parse(text: str, file_name: str) -> tuple[Any, dict[Place, int]]:
+    """The document and the line of every key. YAML keeps the last of two equal keys; we refuse."""
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+        lines: dict[Place, int] = {}
+        if node is not None:
+            _walk(node, (), lines, file_name)
+        return yaml.safe_load(text), lines
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise InventoryError(f"{file_name}:{line}: not YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise InventoryError(f"{file_name}:1: not YAML: {error}") from None
+
+
+def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], file_name: str) -> None:
+    lines.setdefault(place, node.start_mark.line + 1)
+    if isinstance(node, yaml.SequenceNode):
+        for index, child in enumerate(node.value):
+            _walk(child, (*place, index), lines, file_name)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        name = str(key.value)
+        if name in seen:
+            raise InventoryError(
+                f"{file_name}:{line}: key '{name}' is here twice (first on line {seen[name]})"
+            )
+        seen[name] = line
+        lines[(*place, name)] = line
+        _walk(value, (*place, name), lines, file_name)
+
+
+def _complaint(detail: ErrorDetails, lines: Mapping[Place, int]) -> tuple[int, str]:
+    place: Place = detail["loc"]
+    line = next(lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines)
+    where = _where(place[:-1])
+    key = str(place[-1]) if place else ""
+    match detail["type"]:
+        case "extra_forbidden":
+            return line, f"unknown key '{key}'{where}{_nearest(key, _valid_keys(place[:-1]))}"
+        case "missing":
+            return line, f"{_where(place[:-1], 'the file')} needs '{key}:'"
+        case "value_error":
+            return line, f"{_where(place, 'the file')}: {detail['msg'].removeprefix('Value error, ')}"
+        case "model_type" | "dict_type":
+            return (
+                line,
+                f"{_where(place, 'the file')} must be a mapping of keys to values, not {_shown(detail)}",
+            )
+        case _:
+            wish = detail["msg"].removeprefix("Input should be ")
+            return line, f"'{key}'{where} should be {wish[0].lower()}{wish[1:]}, not {_shown(detail)}"
+
+
+def _where(place: Place, top: str = "") -> str:
+    """`' in box 'lab''` for a suffix, `box 'lab'` when it starts the sentence (`top` given)."""
+    parts = list(place)
+    if not parts or parts == ["boxes"]:
+        return ("boxes" if parts else top) if top else ""
+    if parts[0] == "boxes":
+        words = f"box '{parts[1]}'" + "".join(f", {part}" for part in parts[2:])
+    else:
+        words = ".".join(map(str, parts))
+    return words if top else f" in {words}"
+
+
+def _valid_keys(place: Place) -> Iterable[str]:
+    if not place:
+        return Inventory.model_fields
+    if place[-1] == "roots":
+        return Roots.model_fields
+    return set(Box.model_fields) - {"name"}
+
+
+def _nearest(name: str, valid: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _shown(detail: ErrorDetails) -> str:
+    value = detail["input"]
+    return "nothing" if value is None else repr(value)[:60]

@@ -1,0 +1,202 @@
+"""The status screen: is it fine, why, how far, how fast, what is saved, what to do: 25 lines of 100."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from controller import progress, words
+from controller.verdict import Verdict
+
+Json = dict[str, Any]
+
+WIDTH, HEIGHT = 100, 25
+_COLOURS = {"healthy": 32, "finished": 32, "degraded": 33, "stalled": 33, "crashed": 31, "unreachable": 35}
+_GPU_ROWS, _EVIDENCE, _TAIL = 8, 8, 5
+
+
+def screen(label: str, verdict: Verdict, snapshot: Json | None) -> str:
+    """The whole screen as plain text, cut at 100 columns; the log tail gives way when it gets too high."""
+    lines = [_headline(label, verdict, snapshot)]
+    lines += _rows("why", verdict.reasons[:4])
+    if snapshot is not None:
+        run = snapshot.get("run")
+        if run:
+            lines += _run_lines(snapshot, run, verdict)
+        lines += _machine_lines(snapshot)
+    quoted = [f"           | {line}" for line in _quoted(verdict, snapshot)]
+    ending = [f"  {'next':<9}{_next(verdict)}"]
+    room = HEIGHT - len(lines) - len(ending)
+    lines += quoted[-room:] if room > 0 else []
+    return "\n".join(line[:WIDTH].rstrip() for line in [*lines, *ending])
+
+
+def one_line(label: str, verdict: Verdict, snapshot: Json | None) -> str:
+    """The same in one line, for `wait` and for several boxes."""
+    return _headline(label, verdict, snapshot)
+
+
+def paint(text: str, word: str, stream: TextIO | None = None) -> str:
+    """Colour the verdict word of the first line, when a person looks and has not said NO_COLOR."""
+    stream = stream or sys.stdout
+    colour = _COLOURS.get(word)
+    if (
+        colour is None
+        or not stream.isatty()
+        or os.environ.get("NO_COLOR")
+        or os.environ.get("TERM") == "dumb"
+    ):
+        return text
+    shown = word.upper()
+    return text.replace(shown, f"\x1b[1;{colour}m{shown}\x1b[0m", 1)
+
+
+def _headline(label: str, verdict: Verdict, snapshot: Json | None) -> str:
+    ago = ""
+    if snapshot is not None and verdict.since is not None:
+        time_word = "ago" if verdict.word in ("finished", "stopped", "crashed") else "for"
+        span = words.age(snapshot["now"] - verdict.since)
+        ago = f" {span} ago" if time_word == "ago" else f" for {span}"
+    return f"{label}  {verdict.word.upper()}{ago}  {verdict.summary}"
+
+
+def _run_lines(snapshot: Json, run: Json, verdict: Verdict) -> Iterator[str]:
+    now, pace = snapshot["now"], progress.of(run)
+    yield from _rows("run", [_launch(run, now)])
+    if pace.steps:
+        bar = f"{pace.step}/{pace.steps}  {100 * (pace.share or 0):.0f} %"
+        yield from _rows("step", [bar])
+    live = verdict.word in ("starting", "warming-up", "healthy", "degraded", "stalled")
+    if pace.tokens_per_s is not None:
+        eta = f"   ETA {words.duration(pace.eta_s)}" if live and pace.eta_s is not None else ""
+        yield from _rows(
+            "rate", [f"{words.rate(pace.tokens_per_s)}   {words.duration(pace.step_s or 0)} a step{eta}"]
+        )
+    elif live:
+        yield from _rows("rate", ["ETA after warm-up"])
+    quality = []
+    if pace.loss is not None:
+        quality.append(f"loss {pace.loss:.3f}")
+    if pace.tau is not None:
+        quality.append(f"τ {pace.tau:.2f}")
+    if quality:
+        yield from _rows("quality", ["   ".join(quality)])
+    yield from _rows("saved", [_saved(run, now)])
+
+
+def _launch(run: Json, now: float) -> str:
+    record = run.get("record") or {}
+    parts = [str(run.get("id", "?"))]
+    if record.get("recipe"):
+        parts.append(f"recipe {record['recipe']}")
+    if record.get("release"):
+        parts.append(f"release {str(record['release'])[:12]}")
+    if record.get("created"):
+        clock = datetime.datetime.fromtimestamp(record["created"], datetime.UTC).strftime("%m-%d %H:%M UTC")
+        parts.append(f"started {clock}, {words.age(now - record['created'])} ago")
+    source = record.get("resume_from")
+    if source:
+        parts.append(f"from {source.get('run')} step {source.get('step')}")
+    return "  ".join(parts)
+
+
+def _saved(run: Json, now: float) -> str:
+    checkpoints = run.get("checkpoints") or []
+    if not checkpoints:
+        return "no checkpoint yet"
+    last = max(checkpoints, key=lambda entry: entry["step"])
+    age = f", {words.age(now - last['at'])} ago" if last.get("at") else ""
+    return f"checkpoint at step {last['step']} ({words.size(last.get('bytes') or 0)}{age})"
+
+
+def _machine_lines(snapshot: Json) -> Iterator[str]:
+    yield from _gpu_lines(snapshot.get("gpus") or {})
+    for entry in snapshot.get("stale") or []:
+        command = str(entry.get("command", ""))[:50]
+        yield from _rows("stale", [f"pid {entry.get('pid')} holds a GPU and is not of a run: {command}"])
+    disks = [_disk(disk) for disk in _distinct(snapshot.get("disks") or [])]
+    shm = snapshot.get("shm")
+    if shm:
+        disks.append(_disk(shm))
+    if disks:
+        yield from _rows("disk", ["   ".join(disks)])
+    lock = snapshot.get("lock")
+    if lock:
+        who = lock.get("operator") or {}
+        name = f"{who.get('user', '?')}@{who.get('host', '?')}" if isinstance(who, dict) else str(who)
+        yield from _rows("lock", [f"{name} is at work: {lock.get('verb', '?')}"])
+    yield from _log_line(snapshot)
+
+
+def _gpu_lines(gpus: Json) -> Iterator[str]:
+    status, rows = gpus.get("status"), gpus.get("rows") or []
+    if status == "absent":
+        yield from _rows("gpu", ["no NVIDIA GPU in this container"])
+    elif status in ("timeout", "error"):
+        yield from _rows("gpu", [f"not known: {gpus.get('detail') or status}"])
+    elif rows:
+        yield from _rows("gpu", [" #   memory GiB   util   temp   power        name"])
+        for row in rows[:_GPU_ROWS]:
+            yield " " * 11 + _gpu_row(row)
+
+
+def _gpu_row(row: Json) -> str:
+    def cell(key: str, form: str, scale: float = 1.0) -> str:
+        value = row.get(key)
+        return "–" if value is None else form.format(value / scale)
+
+    memory = f"{cell('memory_used_mib', '{:.1f}', 1024)}/{cell('memory_total_mib', '{:.0f}', 1024)}"
+    power = f"{cell('power_w', '{:.0f}')}/{cell('power_limit_w', '{:.0f}')} W"
+    util, temperature = cell("utilization_pct", "{:.0f} %"), cell("temperature_c", "{:.0f} C")
+    left = f"{row.get('index', '?'):>2}   {memory:>10}   {util:>5}   {temperature:>4}"
+    return f"{left}   {power:<10}   {row.get('name', '')}"
+
+
+def _disk(disk: Json) -> str:
+    return f"{disk['path']} {words.size(disk['free_bytes'])} free of {words.size(disk['total_bytes'])}"
+
+
+def _distinct(disks: list[Json]) -> list[Json]:
+    """Folders of one file system show the same figures: once is enough."""
+    seen: dict[tuple[Any, Any], Json] = {}
+    for disk in disks:
+        seen.setdefault((disk.get("free_bytes"), disk.get("total_bytes")), disk)
+    return list(seen.values())
+
+
+def _log_line(snapshot: Json) -> Iterator[str]:
+    log = (snapshot.get("run") or {}).get("log")
+    if not log:
+        return
+    age = f", last line {words.age(snapshot['now'] - log['mtime'])} ago" if log.get("mtime") else ""
+    yield from _rows("log", [f"{words.size(log.get('bytes') or 0)}{age}"])
+
+
+def _quoted(verdict: Verdict, snapshot: Json | None) -> list[str]:
+    if verdict.evidence:
+        return list(verdict.evidence[-_EVIDENCE:])
+    log = ((snapshot or {}).get("run") or {}).get("log") or {}
+    return [str(line) for line in (log.get("tail") or [])[-_TAIL:]]
+
+
+def _next(verdict: Verdict) -> str:
+    return {
+        "starting": "invoke wait --until healthy",
+        "warming-up": "invoke wait --until healthy",
+        "healthy": "invoke logs --follow   |   invoke wait --until finished   |   invoke abort",
+        "degraded": "invoke logs   |   invoke restart",
+        "stalled": "invoke logs   |   invoke attach   |   invoke restart",
+        "crashed": "invoke logs   |   invoke restart (resumes at the last checkpoint)",
+        "finished": "invoke logs   |   invoke restart --from-scratch",
+        "stopped": "invoke restart (resumes at the last checkpoint)",
+        "not-running": "invoke deploy   |   invoke restart",
+        "unreachable": "check the host and the way to it; the run may be fine",
+    }[verdict.word]
+
+
+def _rows(name: str, texts: Any) -> Iterator[str]:
+    for index, text in enumerate(texts):
+        yield f"  {name if index == 0 else '':<9}{text}"

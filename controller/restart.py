@@ -1,0 +1,80 @@
+"""Stop what runs, choose the cache, start at the last checkpoint; back when the trainer has spoken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from controller import links, stopping, words
+from controller.call import call
+from controller.console import Console
+from controller.errors import Usage
+from controller.inventory import Box
+from controller.outcome import Outcome
+from controller.plan import Plan, Step
+
+FIRST_STATE_S = 180.0  # imports of torch on a cold disk take tens of seconds
+
+
+def plan(box: Box, **options: Any) -> Plan:
+    args = _args(box, box.python, **options)
+    cache = "a fresh cache" if args["fresh_cache"] else "the cache as it is"
+    step = Step(f"stop what runs, then start recipe {args['recipe']} with {cache}", "restart", args)
+    return Plan("restart", (step,))
+
+
+def run(box: Box, console: Console, **options: Any) -> Outcome:
+    """Restart; raises RunDied with the trainer's last lines when it ends before its first state."""
+    python = links.get(box, revive=True).endpoint.python
+    result = call(box, "restart", _args(box, python, **options), on_note=console.agent_note)
+    return Outcome(result, f"{stopping.text(result['stop'])}\n{_text(result['start'])}")
+
+
+def _args(
+    box: Box,
+    python: str,
+    *,
+    fresh_cache: bool = False,
+    recipe: str = "",
+    settings: Sequence[str] = (),
+    from_scratch: bool = False,
+    reason: str = "",
+) -> dict[str, Any]:
+    return {
+        **stopping.args(box, reason=reason),
+        "recipe": recipe or box.recipe,
+        "overrides": {**box.overrides, **dict(parse_setting(text) for text in settings)},
+        "python": python,
+        "fresh_cache": fresh_cache,
+        "resume": "none" if from_scratch else "auto",
+        "first_state_s": FIRST_STATE_S,
+    }
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`key=value`, the value read as YAML: `steps=20` is a number, `name=x` a text, `taps=[1, 2]` a list."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise Usage(f"--set wants key=value, not '{text}'", "for example: --set steps=200")
+    try:
+        return key.strip(), yaml.safe_load(value) if value.strip() else ""
+    except yaml.YAMLError:
+        raise Usage(
+            f"--set {key}: the value is not YAML: {value}", "quote it: --set 'key=\"text\"'"
+        ) from None
+
+
+def _text(result: dict[str, Any]) -> str:
+    source = result.get("resume_from")
+    origin = f" from {source['run']} step {source['step']}" if source else " from scratch"
+    after = result.get("first_state_after_s")
+    spoke = f", {result.get('phase')} after {words.duration(after)}" if after is not None else ""
+    return f"started {result['run']}{origin}{spoke}, cache {_cache(result.get('cache'))}"
+
+
+def _cache(cache: Any) -> str:
+    if isinstance(cache, dict):
+        return f"{cache.get('choice')} ({cache.get('key')})"
+    return str(cache or "unknown")

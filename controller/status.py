@@ -1,0 +1,58 @@
+"""Know at any moment whether the run is fine: one look, one verdict, one screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller import render
+from controller.call import call
+from controller.console import Console
+from controller.deadline import Deadline
+from controller.errors import NotRunning, Unreachable
+from controller.inventory import Box
+from controller.outcome import Outcome
+from controller.plan import Plan, Step
+from controller.verdict import Verdict, judge
+
+GPU_DEADLINE_S = 5.0  # nvidia-smi hangs in the kernel when a driver is unwell
+_METRICS = 200  # lines: the window of the rate, and the losses that a recent trend needs
+_LOOK = Deadline(total=60.0)
+
+
+def look_args(run_id: str = "", *, log_lines: int = 12) -> dict[str, Any]:
+    """The arguments of a snapshot."""
+    return {
+        "run": run_id or None,
+        "log_lines": log_lines,
+        "metrics_lines": _METRICS,
+        "gpu_deadline_s": GPU_DEADLINE_S,
+    }
+
+
+def plan(box: Box, *, run_id: str = "") -> Plan:
+    return Plan("status", (Step("look, change nothing", "snapshot", look_args(run_id)),))
+
+
+def look(box: Box, run_id: str = "", *, log_lines: int = 12) -> tuple[Verdict, dict[str, Any] | None]:
+    """One snapshot and the verdict on it. Being unable to look is a verdict too; other errors raise."""
+    try:
+        snapshot = call(box, "snapshot", look_args(run_id, log_lines=log_lines), deadline=_LOOK)
+    except Unreachable as error:
+        return _without(error), None
+    except NotRunning as error:
+        if error.kind != "container-stopped":
+            raise
+        return _without(error), None
+    return judge(snapshot), snapshot
+
+
+def run(box: Box, console: Console, *, run_id: str = "") -> Outcome:
+    verdict, snapshot = look(box, run_id)
+    document = {**verdict.as_json(), "snapshot": snapshot}
+    return Outcome(document, render.screen(box.label, verdict, snapshot), verdict.exit_code, verdict.word)
+
+
+def _without(error: Unreachable | NotRunning) -> Verdict:
+    bare = judge(None, why=error.message, container_off=isinstance(error, NotRunning))
+    hint = (f"hint: {error.hint}",) if error.hint else ()
+    return Verdict(bare.word, bare.summary, reasons=bare.reasons + hint)

@@ -1,0 +1,62 @@
+"""The arguments and the words of a stop, which `abort` and `restart` share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller import words
+from controller.inventory import Box
+
+GPU_WAIT_S = 60.0
+
+
+def args(box: Box, *, run: str = "", reason: str = "") -> dict[str, Any]:
+    """The stop part of a request: the newest run unless one is named."""
+    return {
+        "run": run or None,
+        "grace_s": box.grace_s,
+        "gpu_wait_s": GPU_WAIT_S,
+        "reason": reason or None,
+    }
+
+
+def text(result: dict[str, Any]) -> str:
+    """What a stop did, in one line and one more for each thing that stayed."""
+    if result["outcome"] == "nothing-to-stop":
+        last = f"; the last was {result['run']}" if result.get("run") else ""
+        return f"nothing to stop: no run is alive{last}"
+    lines = [f"{result['outcome']} {result['run']}{_at(result)}{_saved(result)}{_took(result)}"]
+    killed = result.get("killed") or []
+    if killed:
+        lines.append(f"  killed after the grace: {', '.join(_process(entry) for entry in killed)}")
+    for gpu in result.get("gpus") or []:
+        if not gpu.get("free", True):
+            lines.append(f"  GPU {gpu.get('index')} is still full: {gpu.get('detail') or gpu}")
+    survivors = result.get("survivors") or []
+    if survivors:
+        lines.append(
+            f"  still alive, which needs a look: {', '.join(_process(entry) for entry in survivors)}"
+        )
+    return "\n".join(lines)
+
+
+def _at(result: dict[str, Any]) -> str:
+    return "" if result.get("step") is None else f" at step {result['step']}"
+
+
+def _saved(result: dict[str, Any]) -> str:
+    checkpoint = result.get("checkpoint")
+    if not checkpoint:
+        return ": no checkpoint, the next start begins anew"
+    lost = result.get("lost_steps") or 0
+    return f": resumes at step {checkpoint['step']}, {words.plural(lost, 'step')} lost"
+
+
+def _took(result: dict[str, Any]) -> str:
+    return f" ({result['waited_s']:.1f} s)" if result.get("waited_s") is not None else ""
+
+
+def _process(entry: Any) -> str:
+    if isinstance(entry, dict):
+        return f"{entry.get('role') or entry.get('command') or 'process'} {entry.get('pid')}"
+    return f"pid {entry}"

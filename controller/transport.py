@@ -1,0 +1,264 @@
+"""One SSH connection with channels that end: Fabric's configuration, login and jump hosts, our own bytes.
+
+Fabric's `run` captures in quadratic time (20 MB: 53 s), opens channels without a limit, hangs on a dead peer: it
+ is not used. Its reading of ssh_config, its connection object and its gateways are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import paramiko
+from fabric import Config, Connection
+
+from controller import hostkeys
+from controller.deadline import DEFAULT, Deadline
+from controller.endpoint import Endpoint
+from controller.errors import ConnectionLost, LoginRefused, Unreachable
+from controller.watchdog import Watchdog
+
+SLICE = (
+    32 * 1024
+)  # Paramiko's sendall copies the rest of its buffer for each packet: 64 MiB at 2 MiB/s when whole
+READ = 256 * 1024
+_LINGER_S = 1.0  # how long a finished command may take to give its exit status
+
+Sink = Callable[[bytes], None]
+
+
+class Link:
+    """An open connection to the host of one box. One command at a time; not for several threads."""
+
+    def __init__(self, endpoint: Endpoint, deadline: Deadline = DEFAULT) -> None:
+        self.endpoint = endpoint
+        self._connection = _open(endpoint, deadline)
+        self._transport: paramiko.Transport = self._connection.transport
+        self._watchdog = Watchdog(self._transport, idle=deadline.idle)
+
+    @property
+    def alive(self) -> bool:
+        return self._transport.is_active() and not self._watchdog.overdue()
+
+    def run(
+        self,
+        command: str,
+        *,
+        feed: Iterable[bytes] = (),
+        on_stdout: Sink,
+        on_stderr: Sink,
+        finished: Callable[[], bool] = lambda: False,
+        deadline: Deadline = DEFAULT,
+    ) -> int | None:
+        """Run one command line: send `feed`, drain both outputs meanwhile, return its exit status.
+
+        `finished` may say that all that matters has arrived: a child that holds the pipes no longer keeps us.
+        None: the channel ended without a status. Raises Unreachable, and whatever `feed` or a sink raises.
+        """
+        channel = self._channel(deadline)
+        try:
+            channel.exec_command(command)
+            sender = _Sender(channel, feed, self._watchdog)
+            self._drain(channel, sender, on_stdout, on_stderr, finished, deadline)
+            status = channel.recv_exit_status() if channel.exit_status_ready() else -1
+            return None if status < 0 else status
+        except (paramiko.SSHException, EOFError) as error:
+            raise self._lost(str(error) or "it closed the channel") from error
+        finally:
+            channel.close()
+
+    def close(self) -> None:
+        self._watchdog.stop()
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._connection.close()
+
+    def _channel(self, deadline: Deadline) -> paramiko.Channel:
+        try:
+            return self._transport.open_session(timeout=deadline.connect)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            self.close()
+            raise self._lost(f"it opens no channel: {error}") from None
+
+    def _drain(
+        self,
+        channel: paramiko.Channel,
+        sender: _Sender,
+        on_stdout: Sink,
+        on_stderr: Sink,
+        finished: Callable[[], bool],
+        deadline: Deadline,
+    ) -> None:
+        ends_at = time.monotonic() + deadline.total if deadline.total else None
+        lingering_since: float | None = None
+        while True:
+            moved = False
+            while channel.recv_ready():
+                on_stdout(channel.recv(READ))
+                moved = True
+            while channel.recv_stderr_ready():
+                on_stderr(channel.recv_stderr(READ))
+                moved = True
+            if sender.error is not None:
+                raise sender.error
+            if moved:
+                self._watchdog.heard()
+                continue
+            ended = channel.closed or channel.eof_received
+            if (ended and channel.exit_status_ready()) or channel.closed:
+                if channel.recv_ready() or channel.recv_stderr_ready():
+                    continue  # the last bytes and the end may arrive between two looks
+                return
+            if ended or finished():
+                lingering_since = lingering_since or time.monotonic()
+                if time.monotonic() - lingering_since > _LINGER_S:
+                    return
+            self._check(ends_at, deadline)
+            if channel.eof_received:
+                channel.status_event.wait(0.05)  # select would return at once, for ever
+            else:
+                select.select([channel], [], [], 0.2)
+
+    def _check(self, ends_at: float | None, deadline: Deadline) -> None:
+        if self._watchdog.overdue():
+            self.close()
+            raise self._lost(f"no sign of life for {deadline.idle:g} s")
+        if not self._transport.is_active():
+            raise self._lost("the connection broke")
+        if ends_at is not None and time.monotonic() > ends_at:
+            raise self._lost(f"no answer within {deadline.total:g} s")
+
+    def _lost(self, why: str) -> ConnectionLost:
+        return ConnectionLost(
+            f"lost {_where(self.endpoint)}: {why}", "nothing is known about the run until it is back"
+        )
+
+
+class _Sender:
+    """Sends in its own thread, because a peer that waits for us to read would otherwise never read."""
+
+    def __init__(self, channel: paramiko.Channel, feed: Iterable[bytes], watchdog: Watchdog) -> None:
+        self.error: BaseException | None = None
+        self._channel, self._feed, self._watchdog = channel, feed, watchdog
+        threading.Thread(target=self._send, name="pctrun-sender", daemon=True).start()
+
+    def _send(self) -> None:
+        try:
+            for piece in self._feed:
+                view = memoryview(piece)
+                for at in range(0, len(view), SLICE):
+                    self._push(view[at : at + SLICE])
+            self._channel.shutdown_write()
+        except _PeerStoppedReading:
+            pass  # not a failure in itself: the answer says why
+        except BaseException as error:
+            self.error = error
+
+    def _push(self, view: memoryview) -> None:
+        try:
+            self._channel.sendall(bytes(view))
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise _PeerStoppedReading from error
+        self._watchdog.heard()  # true within one window: a peer that reads no more blocks the next slices
+
+
+class _PeerStoppedReading(Exception):
+    pass
+
+
+def _open(endpoint: Endpoint, deadline: Deadline) -> Connection:
+    connection = _configure(endpoint, deadline)
+    for hop in _hops(connection):
+        pin = endpoint.host_key if hop is connection else None
+        hostkeys.guard(hop.client, known_hosts=endpoint.known_hosts, pin=pin)
+    where = _where(endpoint)
+    try:
+        connection.open()
+    except Unreachable:
+        connection.close()
+        raise
+    except paramiko.BadHostKeyException as error:
+        raise hostkeys.changed(error, endpoint.known_hosts) from None
+    except paramiko.PasswordRequiredException:
+        raise LoginRefused(f"the key for {where} has a passphrase", "ssh-add it to an agent first") from None
+    except paramiko.AuthenticationException as error:
+        raise LoginRefused(
+            f"{where} refused the login of {connection.user}: {error}",
+            "add your public key to its authorized_keys, or set user: or identity_file: in inventory.yaml",
+        ) from None
+    except socket.gaierror:
+        raise Unreachable(f"no such host name: {connection.host}", "check host: in inventory.yaml") from None
+    except TimeoutError:
+        raise Unreachable(
+            f"{where} does not answer within {deadline.connect:g} s", "is it up, is the way free?"
+        ) from None
+    except paramiko.ssh_exception.NoValidConnectionsError:
+        raise Unreachable(f"{where} refuses the connection", "is it up, is port: right?") from None
+    except (OSError, EOFError, ValueError, paramiko.SSHException) as error:
+        raise Unreachable(f"cannot reach {where}: {error or type(error).__name__}") from None
+    return connection
+
+
+def _configure(endpoint: Endpoint, deadline: Deadline) -> Connection:
+    """A Fabric connection, not yet open; for the embedded box without the person's SSH configuration."""
+    limits = {
+        "banner_timeout": deadline.connect,
+        "auth_timeout": deadline.connect,
+        "channel_timeout": deadline.connect,  # a jump host's channel to the next hop: else an hour
+    }
+    given = [str(Path(endpoint.identity_file).expanduser())] if endpoint.identity_file else []
+    for key in given:
+        if not Path(key).is_file():
+            raise LoginRefused(
+                f"no key file {endpoint.identity_file}", "check identity_file: in inventory.yaml"
+            )
+    login = {
+        **limits,
+        "key_filename": given,
+        "allow_agent": not endpoint.embedded,
+        "look_for_keys": not given,
+    }
+    settings = {"user": "root", "connect_kwargs": limits, "timeouts": {"connect": deadline.connect}}
+    config = Config(
+        overrides=settings,
+        ssh_config=paramiko.SSHConfig() if endpoint.embedded else None,
+        lazy=False,
+    )
+    return Connection(
+        endpoint.host,
+        user=endpoint.user,
+        port=endpoint.port,
+        config=config,
+        gateway=_gateway(endpoint, config),
+        connect_kwargs=login,
+    )
+
+
+def _gateway(endpoint: Endpoint, config: Config) -> Connection | bool | None:
+    """The last jump host, reached through those before it. None leaves ProxyCommand to Fabric.
+
+    Fabric takes `ProxyJump none` for a host name (fabric#2354).
+    """
+    jumps = endpoint.proxy_jump or config.base_ssh_config.lookup(endpoint.host).get("proxyjump")
+    if not jumps:
+        return None
+    if jumps.lower() == "none":
+        return False
+    last: Connection | None = None
+    for jump in jumps.split(","):
+        last = Connection(jump.strip(), config=config.clone(), gateway=last or False)
+    return last
+
+
+def _hops(connection: Connection) -> Iterator[Connection]:
+    while isinstance(connection, Connection):
+        yield connection
+        connection = connection.gateway
+
+
+def _where(endpoint: Endpoint) -> str:
+    return f"{endpoint.host}:{endpoint.port}" if endpoint.port not in (None, 22) else endpoint.host

@@ -1,0 +1,251 @@
+"""Is it fine? One pure function from what the agent saw to a word with reasons, tested as data.
+
+The rules are those of docs/architecture.md, "Verdict". All times, `now` too, are of the container's clock: no
+comparison mixes two clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from controller import progress, words
+
+Json = dict[str, Any]
+
+EXIT_CODES = {
+    "healthy": 0,
+    "finished": 0,
+    "degraded": 2,
+    "stalled": 3,
+    "crashed": 4,
+    "not-running": 5,
+    "stopped": 5,
+    "starting": 6,
+    "warming-up": 6,
+    "unreachable": 7,
+}
+
+STALL_FLOOR_S, STALL_CEILING_S, STALL_FACTOR = 60.0, 900.0, 10.0
+SILENT_S = 60.0  # its state comes every 2 s; a long compile may hold it up, but not for a minute
+LAUNCH_S = 30.0  # between run.json and the first process
+PHASE_LIMIT_S = 900.0  # an evaluation, a checkpoint or an end that takes longer deserves a look
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`summary` is the rest of the first line, `since` epoch seconds of the container or None.
+
+    `reasons` say why, `evidence` are lines to quote (a traceback).
+    """
+
+    word: str
+    summary: str
+    since: float | None = None
+    reasons: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.word]
+
+    def as_json(self) -> Json:
+        return {
+            "verdict": self.word,
+            "since": self.since,
+            "summary": self.summary,
+            "reasons": list(self.reasons),
+            "evidence": list(self.evidence),
+        }
+
+
+def judge(snapshot: Json | None, *, why: str = "", container_off: bool = False) -> Verdict:
+    """The verdict on one snapshot. None: there was none, `why` says what stood in the way.
+
+    `container_off`: the host answered that the container is not running, so nothing in it is.
+    """
+    if snapshot is None:
+        if container_off:
+            return Verdict("not-running", "the container is off", reasons=(why,) if why else ())
+        return Verdict("unreachable", "nothing is known about the run", reasons=(why,) if why else ())
+    run = snapshot.get("run")
+    if not run:
+        return Verdict("not-running", "no run yet")
+    if run.get("exit"):
+        return _ended(run, run["exit"])
+    trainer = _alive(run, "trainer")
+    if trainer is None:
+        return _without_trainer(snapshot, run)
+    return _living(snapshot, run, trainer)
+
+
+def _ended(run: Json, end: Json) -> Verdict:
+    step = progress.of(run).step
+    at = end.get("at")
+    if end.get("reason") == "finished":
+        return Verdict("finished", f"at step {step}", at)
+    if end.get("reason") == "stopped":
+        stop = run.get("stop") or {}
+        by = _operator(stop.get("operator"))
+        reasons = [f"stopped by {by}" if by else "stopped by an operator"]
+        if stop.get("reason"):
+            reasons[0] += f": {stop['reason']}"
+        return Verdict("stopped", f"at step {step}", at, tuple(reasons))
+    signal, code = end.get("signal"), end.get("code")
+    how = f"killed by {signal}" if signal else f"exit code {code}"
+    reasons = [how if not end.get("detail") else f"{how}: {end['detail']}"]
+    return Verdict("crashed", f"{how} at step {step}", at, tuple(reasons), _evidence(run))
+
+
+def _without_trainer(snapshot: Json, run: Json) -> Verdict:
+    record, state = run.get("record") or {}, run.get("state") or {}
+    created = record.get("created")
+    now = snapshot["now"]
+    if _alive(run, "supervisor"):
+        return Verdict("starting", "the supervisor is up, the trainer is about to be", created)
+    if not state and created is not None and now - created < LAUNCH_S:
+        return Verdict("starting", "launched, no process yet", created)
+    if state.get("phase") in ("finished", "stopped"):
+        # A trainer that outlived its supervisor and ended in order: its own last word is the truth.
+        why = "the supervisor was gone before it, so there is no exit file; its last state says so"
+        return Verdict(state["phase"], f"at step {state.get('step', 0)}", state.get("heartbeat"), (why,))
+    where = f"in phase {state['phase']} at step {state.get('step', 0)}" if state else "before its first state"
+    reason = "neither the supervisor nor the trainer lives and there is no exit file"
+    return Verdict(
+        "crashed", f"vanished {where}", state.get("heartbeat") or created, (reason,), _evidence(run)
+    )
+
+
+def _living(snapshot: Json, run: Json, trainer: Json) -> Verdict:
+    now, state = snapshot["now"], run.get("state") or {}
+    doubts = tuple(_doubts(snapshot, run, trainer))
+    phase = state.get("phase", "starting")
+    since = state.get("phase_since") or (run.get("record") or {}).get("created")
+    asides = tuple(_asides(run, state))
+    if phase == "starting":
+        return _or_degraded("starting", _detail(state, "loading"), since, doubts, asides)
+    if phase == "warming-up":
+        return _or_degraded("warming-up", _warm_up(state, now), since, doubts, asides)
+    if phase == "training":
+        stall = _stall(run, state, trainer, now)
+        if stall:
+            return stall
+    pace = progress.of(run)
+    if pace.steady_steps == 0:
+        return _or_degraded("warming-up", "no steady step yet", since, doubts, asides)
+    return _or_degraded("healthy", _going(phase, state, pace), since, doubts, asides)
+
+
+def _or_degraded(
+    word: str, summary: str, since: float | None, doubts: tuple[str, ...], asides: tuple[str, ...]
+) -> Verdict:
+    if doubts:
+        return Verdict("degraded", summary, since, doubts + asides)
+    return Verdict(word, summary, since, asides)
+
+
+def _stall(run: Json, state: Json, trainer: Json, now: float) -> Verdict | None:
+    """No step for max(60 s, min(15 min, 10 x the median step)); a compile moves the limit to its budget."""
+    moved_at = state.get("progress_at") or state.get("phase_since") or now
+    quiet = now - moved_at
+    step_s = progress.of(run).step_s or state.get("step_time_s") or 0.0
+    limit = max(STALL_FLOOR_S, min(STALL_CEILING_S, STALL_FACTOR * step_s))
+    compiling = state.get("compile") or {}
+    if compiling.get("active"):
+        limit = max(limit, compiling.get("budget_s") or 0.0)
+    if quiet <= limit:
+        return None
+    reasons = [f"no step for {words.age(quiet)}, the limit is {words.age(limit)}"]
+    if step_s:
+        reasons[0] += f" (a step takes {words.duration(step_s)})"
+    reasons += _process_doubts(trainer)
+    return Verdict("stalled", f"at step {state.get('step', 0)}", moved_at, tuple(reasons), _evidence(run))
+
+
+def _doubts(snapshot: Json, run: Json, trainer: Json) -> Iterator[str]:
+    """What makes a living run degraded, each in words."""
+    now, state = snapshot["now"], run.get("state") or {}
+    yield from _process_doubts(trainer)
+    heard = state.get("heartbeat")
+    if heard is not None and now - heard > SILENT_S:
+        yield f"the trainer has written no state for {words.age(now - heard)} (every 2s is normal)"
+    phase, since = state.get("phase"), state.get("phase_since")
+    budget = (state.get("compile") or {}).get("budget_s") if phase == "warming-up" else PHASE_LIMIT_S
+    if phase not in (None, "training") and since is not None and budget and now - since > budget:
+        yield f"{phase} for {words.age(now - since)}, longer than {words.age(budget)}"
+    room = _room(snapshot, run)
+    if room:
+        yield room
+    if (snapshot.get("gpus") or {}).get("status") in ("timeout", "error"):
+        yield f"nvidia-smi: {snapshot['gpus'].get('detail') or snapshot['gpus']['status']}"
+
+
+def _process_doubts(trainer: Json) -> list[str]:
+    letter = str(trainer.get("state", ""))[:1]
+    if letter in ("T", "t"):
+        return [f"the trainer is suspended by a signal; kill -CONT {trainer['pid']} wakes it"]
+    return []
+
+
+def _asides(run: Json, state: Json) -> Iterator[str]:
+    """Worth saying, no reason to worry."""
+    if not _alive(run, "supervisor"):
+        yield "the supervisor is gone: the run goes on, but nothing will write down how it ends"
+    for note in state.get("notes") or []:
+        yield str(note)
+
+
+def _room(snapshot: Json, run: Json) -> str:
+    """A full disk loses a checkpoint, so it is said while there is still something to do about it."""
+    sizes = [entry.get("bytes") or 0 for entry in run.get("checkpoints") or []]
+    disks = snapshot.get("disks") or []
+    if not sizes or not disks:
+        return ""
+    folder = str((run.get("log") or {}).get("path") or "")
+    over = [disk for disk in disks if folder.startswith(str(disk["path"]))]
+    # One row stands for a whole file system: without one of its own, the run shares the first.
+    disk = max(over, key=lambda disk: len(disk["path"]), default=disks[0])
+    need = 2 * max(sizes)
+    if disk["free_bytes"] >= need:
+        return ""
+    return (
+        f"{disk['path']} has {words.size(disk['free_bytes'])} free, two checkpoints need {words.size(need)}"
+    )
+
+
+def _warm_up(state: Json, now: float) -> str:
+    compiling = state.get("compile") or {}
+    if not compiling.get("count") and not compiling.get("active"):
+        return _detail(state, "no step yet")
+    count, seconds = int(compiling.get("count") or 0), float(compiling.get("seconds") or 0)
+    text = f"{words.plural(count, 'compile')} in {words.duration(seconds)}"
+    return f"{text}, compiling now" if compiling.get("active") else text
+
+
+def _going(phase: str, state: Json, pace: progress.Progress) -> str:
+    if phase == "training":
+        return f"{words.rate(pace.tokens_per_s or 0)}, step {pace.step} of {pace.steps}"
+    return f"{phase} at step {pace.step} of {pace.steps}"
+
+
+def _detail(state: Json, otherwise: str) -> str:
+    return str(state.get("detail") or otherwise)
+
+
+def _alive(run: Json, role: str) -> Json | None:
+    for process in run.get("processes") or []:
+        if process.get("role") == role and str(process.get("state", ""))[:1] not in ("Z", "X"):
+            return dict(process)
+    return None
+
+
+def _evidence(run: Json) -> tuple[str, ...]:
+    log = run.get("log") or {}
+    return tuple(log.get("traceback") or (log.get("tail") or [])[-8:])
+
+
+def _operator(operator: Any) -> str:
+    if isinstance(operator, dict) and operator.get("user"):
+        return f"{operator['user']}@{operator.get('host', '?')}"
+    return str(operator or "")

@@ -1,0 +1,42 @@
+"""Notice a peer that is gone without a word; Paramiko's own keepalive asks and never looks for the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import paramiko
+
+
+class Watchdog:
+    """Asks the peer for a sign of life in its own thread; any byte of the peer counts as one (`heard`)."""
+
+    def __init__(self, transport: paramiko.Transport, *, idle: float) -> None:
+        self._transport = transport
+        self._idle = idle
+        self._interval = min(5.0, idle / 3)
+        self._heard_at = time.monotonic()
+        self._asked_at: float | None = None
+        self._stop = threading.Event()
+        threading.Thread(target=self._ask, name="pctrun-watchdog", daemon=True).start()
+
+    def heard(self) -> None:
+        """The peer has just proved that it lives."""
+        self._heard_at = time.monotonic()
+
+    def overdue(self) -> bool:
+        """True when a question has gone unanswered, and nothing else was heard, for `idle` seconds."""
+        asked = self._asked_at
+        return asked is not None and time.monotonic() - max(asked, self._heard_at) > self._idle
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _ask(self) -> None:
+        while not self._stop.wait(self._interval) and self._transport.is_active():
+            self._asked_at = time.monotonic()
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+                # Blocks until the answer, a refusal included, or the end of the transport.
+                self._transport.global_request("keepalive@openssh.com", wait=True)
+                self._asked_at = None

