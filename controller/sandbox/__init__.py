@@ -1,7 +1,8 @@
 """The embedded box: a Proxmox host small enough to travel with the project, so that commands run for real."""
 
-from .box import Endpoint, SandboxStatus, cut_connections, down, sandbox_dir, status, up
+from .box import Endpoint, SandboxStatus, cut_connections, down, pct_calls, status, up
 from .errors import SandboxError
+from .place import sandbox_dir
 
 __all__ = [
     "Endpoint",
@@ -9,6 +10,7 @@ __all__ = [
     "SandboxStatus",
     "cut_connections",
     "down",
+    "pct_calls",
     "sandbox_dir",
     "status",
     "up",

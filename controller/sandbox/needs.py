@@ -64,5 +64,5 @@ def userns_hint() -> str:
                 return mend
         except OSError:
             continue
-    docker = "--security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+    docker = " ".join(f"--security-opt {name}=unconfined" for name in ("seccomp", "apparmor", "systempaths"))
     return f"allow user name spaces; inside Docker: {docker}"

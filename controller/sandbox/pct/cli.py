@@ -60,6 +60,7 @@ def dispatch(host: Host, arguments: list[str]) -> int:
     if not arguments:
         raise Failure(255, "ERROR: no command specified\n" + overview())
     name = resolve(arguments[0])
+    host.note_call(name)
     if name == "help":
         sys.stdout.write(overview() + "\n")
         return 0

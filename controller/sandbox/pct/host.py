@@ -9,6 +9,7 @@ import sys
 import time
 
 NODE = "sandbox"
+CALLS_BYTES = 1 << 20  # of the record of calls, before it starts anew
 LOCK_WAIT_S = 10.0  # what a real pct waits for a container's configuration lock
 
 
@@ -56,6 +57,17 @@ class Host:
     def init_pid(self, vmid: int) -> int | None:
         """Process id of the container's first process, or None when it is stopped."""
         return live_pid(self.state_path(vmid))
+
+    def note_call(self, name: str) -> None:
+        """Add a line to the record of calls: when, which subcommand. Arguments may be secret and stay out."""
+        path = f"{self.folder}/calls.log"
+        try:
+            if os.path.getsize(path) > CALLS_BYTES:
+                os.replace(path, f"{path}.1")
+        except FileNotFoundError:
+            pass
+        with open(path, "a", encoding="ascii") as file:
+            file.write(f"{time.time():.3f} {name}\n")
 
     def lock(self, vmid: int) -> Lock:
         return Lock(f"{self.folder}/lock/pve-config-{vmid}.lock")
