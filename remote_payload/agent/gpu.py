@@ -1,0 +1,139 @@
+"""Why: `nvidia-smi` can hang in the driver for ever: it has a deadline, and no second one joins a hung one.
+
+NVML gives host process ids, which mean nothing inside an LXC container (nvidia-docker issue 179): who holds
+a GPU is read from the open device files instead (procs.device_holders).
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import select
+import shutil
+import subprocess
+import time
+from typing import Any, NamedTuple
+
+from agent import procs
+from agent.files import read_json, remove_quietly, write_json
+
+# nvidia-smi's name -> ours; whole numbers unless listed in _TEXT or _FLOAT
+FIELDS = {
+    "index": "index",
+    "name": "name",
+    "driver_version": "driver",
+    "memory.used": "memory_used_mib",
+    "memory.total": "memory_total_mib",
+    "utilization.gpu": "utilization_pct",
+    "temperature.gpu": "temperature_c",
+    "power.draw": "power_w",
+    "power.limit": "power_limit_w",
+}
+_TEXT = ("name", "driver")
+_FLOAT = ("power_w", "power_limit_w")
+DEVICES = "/dev/nvidia"
+
+
+class Query(NamedTuple):
+    """A question in flight: the child, or the answer that was already known."""
+
+    child: subprocess.Popen[bytes] | None
+    known: dict[str, Any] | None
+    deadline: float
+    mark: str
+
+
+def ask(run_root: str, deadline_s: float) -> Query:
+    """Start `nvidia-smi` and return at once, so that other looks go on beside it."""
+    deadline = time.monotonic() + deadline_s
+    mark = os.path.join(run_root, "nvidia-smi.json")
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        if glob.glob(DEVICES + "[0-9]*"):
+            return Query(
+                None, _answer("error", "nvidia-smi is not installed, though /dev/nvidia* is here"), 0, mark
+            )
+        return Query(None, _answer("absent", "no NVIDIA GPU in this container"), 0, mark)
+    hanging = _hanging(mark)
+    if hanging:
+        return Query(None, _answer("timeout", hanging), 0, mark)
+    argv = [program, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    return Query(child, None, deadline, mark)
+
+
+def answer(query: Query) -> dict[str, Any]:
+    """`{status, detail, rows[]}`; past the deadline the child is killed, remembered, and not waited for."""
+    if query.known is not None or query.child is None:
+        return query.known or _answer("absent", "")
+    child = query.child
+    assert child.stdout is not None
+    output = b""
+    while True:
+        left = query.deadline - time.monotonic()
+        if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
+            return _give_up(query, child)
+        part = os.read(child.stdout.fileno(), 1 << 16)
+        if not part:
+            break
+        output += part
+    try:
+        status = child.wait(max(0.1, query.deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return _give_up(query, child)
+    text = output.decode("utf-8", "replace")
+    if status != 0:
+        said = " ".join(text.split())[:200] or "it said nothing"
+        return _answer("error", f"nvidia-smi ended with {status}: {said}")
+    return _answer("ok", "", [_row(line) for line in text.splitlines() if line.strip()])
+
+
+def query(run_root: str, deadline_s: float = 5.0) -> dict[str, Any]:
+    return answer(ask(run_root, deadline_s))
+
+
+def _answer(status: str, detail: str, rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {"status": status, "detail": detail, "rows": rows or []}
+
+
+def _row(line: str) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, value in zip(FIELDS.values(), line.split(", ")):  # noqa: B905 - strict= came with 3.10
+        if name in _TEXT:
+            row[name] = value.strip()
+            continue
+        try:
+            row[name] = float(value) if name in _FLOAT else int(float(value))
+        except ValueError:
+            row[name] = None  # "[N/A]" or "[Unknown Error]"
+    return row
+
+
+def _give_up(query: Query, child: subprocess.Popen[bytes]) -> dict[str, Any]:
+    proc = procs.look(child.pid)
+    child.kill()
+    if proc:
+        try:
+            write_json(query.mark, {"pid": proc.pid, "start": proc.start, "since": time.time()})
+        except OSError:
+            pass  # without the note a later look starts another: no reason to fail this one
+    return _answer("timeout", "nvidia-smi did not answer in time")
+
+
+def _hanging(mark: str) -> str:
+    """Words about an earlier nvidia-smi of ours that cannot die (state D), or an empty text."""
+    noted = read_json(mark)
+    if noted is None:
+        return ""
+    proc = procs.look(noted["pid"]) if isinstance(noted.get("pid"), int) else None
+    if proc is None or proc.start != noted.get("start"):
+        remove_quietly(mark)
+        return ""
+    age = int(time.time() - float(noted.get("since", time.time())))
+    return f"nvidia-smi hangs in the driver for {age} s (pid {proc.pid}, state {proc.state})"

@@ -1,0 +1,70 @@
+"""Why: two operators must not change one container at once, and a killed agent must not leave it locked.
+
+The kernel drops a flock with its holder; the JSON in the file only says who that is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from typing import Any, Iterator
+
+from agent.call import Call, Refusal
+from agent.files import read_json
+
+
+@contextlib.contextmanager
+def hold(call: Call) -> Iterator[None]:
+    """Hold `<run>/lock` for one changing verb; refuses with `locked`, naming the owner and the age."""
+    os.makedirs(call.roots.run, exist_ok=True)
+    path = os.path.join(call.roots.run, "lock")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _locked(path) from None
+        owner = {"operator": call.operator, "verb": call.verb, "since": time.time(), "pid": os.getpid()}
+        _write(handle, json.dumps(owner).encode() + b"\n")
+        yield
+        _write(handle, b"")
+    finally:
+        os.close(handle)
+
+
+def owner(run_root: str) -> dict[str, Any] | None:
+    """Who holds the lock now, or None. Takes nothing and waits for nothing."""
+    path = os.path.join(run_root, "lock")
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return read_json(path) or {"operator": {}, "verb": "", "since": None, "pid": None}
+    finally:
+        os.close(handle)
+    return None
+
+
+def _write(handle: int, data: bytes) -> None:
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, data, 0)
+
+
+def _locked(path: str) -> Refusal:
+    holder = read_json(path) or {}
+    who = holder.get("operator") or {}
+    name = f"{who.get('user', 'somebody')}@{who.get('host', 'somewhere')}"
+    since = holder.get("since")
+    age = f" for {int(time.time() - since)} s" if isinstance(since, (int, float)) else ""
+    return Refusal(
+        "locked",
+        f"{name} holds this box{age} with {holder.get('verb', 'a change')} (pid {holder.get('pid', '?')})",
+        "wait until it has ended; the lock goes with its process",
+        owner=holder,
+    )

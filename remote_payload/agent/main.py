@@ -1,0 +1,94 @@
+"""Why: one place turns a request into a verb and its outcome into one `end` frame, whatever happens."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+from types import ModuleType
+from typing import IO, Any
+
+from agent.call import Call, Refusal, check_args, parse_roots
+from agent.frames import Frames, ReaderGone
+
+VERBS = {
+    "snapshot": "agent.snapshot",
+    "deploy": "agent.deploy",
+    "start": "agent.start",
+    "stop": "agent.stop",
+    "restart": "agent.restart",
+    "read": "agent.read",
+    "exec": "agent.execute",
+}
+
+
+def serve(stdin: IO[bytes]) -> None:
+    """Answer the request on stdin with frames on stdout, then leave at once.
+
+    `os._exit`: a thread may still block in a read of stdin, and the interpreter's end would wait for it.
+    """
+    try:
+        request = json.loads(stdin.readline())
+        nonce = request["nonce"]
+    except (ValueError, KeyError, TypeError) as error:
+        os.write(2, f"pctrun agent: the request is not a JSON line with a nonce ({error})\n".encode())
+        os._exit(1)
+    status = answer(request, Frames(1, nonce), stdin)
+    os._exit(status)
+
+
+def answer(request: Any, frames: Frames, stdin: IO[bytes]) -> int:
+    """Run the request's verb; 0 when it succeeded, else 1. One `end` frame is written in every case."""
+    verb = str(request.get("verb"))
+    try:
+        if request.get("schema") != 1:
+            raise Refusal("usage", f"this agent speaks schema 1, not {request.get('schema')!r}")
+        module = load(verb)
+        call = Call(
+            verb=verb,
+            nonce=request["nonce"],
+            args=check_args(verb, module.ARGS, request.get("args") or {}),
+            roots=parse_roots(request.get("roots") or {}),
+            operator=request.get("operator") or {},
+            frames=frames,
+            stdin=stdin,
+        )
+        frames.end(verb, module.run(call))
+        return 0
+    except Refusal as refusal:
+        frames.fail(
+            verb, {"kind": refusal.kind, "message": refusal.message, "hint": refusal.hint, **refusal.more}
+        )
+    except ReaderGone:
+        pass
+    except OSError as error:
+        frames.fail(verb, _system_error(error))
+    except Exception as error:
+        frames.fail(verb, _internal(error))
+    return 1
+
+
+def load(verb: str) -> ModuleType:
+    if verb not in VERBS:
+        raise Refusal("usage", f"there is no verb {verb!r}", f"the verbs are {', '.join(VERBS)}")
+    return importlib.import_module(VERBS[verb])
+
+
+def _system_error(error: OSError) -> dict[str, Any]:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" while writing {error.filename}" if error.filename else ""
+        return {"kind": "disk", "message": f"no space left on the disk{where}", "hint": "free some space"}
+    if error.errno == errno.EROFS:
+        return {"kind": "disk", "message": f"the file system of {error.filename} is read-only", "hint": ""}
+    return _internal(error)
+
+
+def _internal(error: Exception) -> dict[str, Any]:
+    """A defect of ours on one line: what was raised, and the innermost line of the agent that was running."""
+    import traceback
+
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "agent/" in frame.filename]
+    where = "".join(f"{at.filename}:{at.lineno} in {at.name}: {at.line}" for at in ours[-1:])
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return {"kind": "internal", "message": f"{message} ({where})", "hint": "this is a defect of the agent"}

@@ -1,0 +1,127 @@
+"""Why: a run is a folder of files: where they lie, how it gets its number, what a later one resumes."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, NamedTuple
+
+from agent.call import Refusal, Roots
+from agent.files import number, read_json
+
+_ID = re.compile(r"r-(\d{4,})")
+_CHECKPOINT = re.compile(r"step-(\d+)")
+
+
+def ids(roots: Roots) -> list[str]:
+    """Every run id, newest first."""
+    try:
+        names = os.listdir(roots.runs)
+    except OSError:
+        return []
+    return sorted((name for name in names if _ID.fullmatch(name)), key=_serial, reverse=True)
+
+
+def _serial(run: str) -> int:
+    return int(run[2:])
+
+
+def folder(roots: Roots, run: str) -> str:
+    return os.path.join(roots.runs, run)
+
+
+def require(roots: Roots, run: str) -> str:
+    """The run's folder, or a refusal that names the newest runs."""
+    path = folder(roots, run)
+    if not _ID.fullmatch(run) or not os.path.isdir(path):
+        known = ", ".join(ids(roots)[:5])
+        raise Refusal(
+            "no-run", f"there is no run {run!r}", f"the newest are {known}" if known else "none was started"
+        )
+    return path
+
+
+def create(roots: Roots) -> tuple[str, str]:
+    """Make the next run's folder; (id, path). `mkdir` is atomic, so two starters never share a number."""
+    os.makedirs(roots.runs, exist_ok=True)
+    serial = max((_serial(run) for run in ids(roots)), default=0)
+    while True:
+        serial += 1
+        run = f"r-{serial:04d}"
+        try:
+            os.mkdir(folder(roots, run))
+        except FileExistsError:
+            continue
+        return run, folder(roots, run)
+
+
+class Checkpoint(NamedTuple):
+    step: int
+    path: str
+    at: float
+
+
+def checkpoints(run_dir: str) -> list[Checkpoint]:
+    """The complete ones, by step: a folder is renamed into place, so its `complete.json` proves the rest."""
+    root = os.path.join(run_dir, "checkpoints")
+    found = []
+    try:
+        names = os.listdir(root)
+    except OSError:
+        return []
+    for name in names:
+        path = os.path.join(root, name)
+        proof = os.path.join(path, "complete.json")
+        step = number(read_json(proof), "step") if _CHECKPOINT.fullmatch(name) else None
+        if step is not None:
+            try:
+                found.append(Checkpoint(int(step), path, os.stat(proof).st_mtime))
+            except OSError:
+                continue  # the trainer has just retired it
+    return sorted(found)
+
+
+def has_finished(run_dir: str) -> bool:
+    """Whether training came to its end; `state.json` knows when the supervisor died before `exit.json`."""
+    end = read_json(os.path.join(run_dir, "exit.json"))
+    if end is not None:
+        return end.get("reason") == "finished"
+    return (read_json(os.path.join(run_dir, "state.json")) or {}).get("phase") == "finished"
+
+
+def resume_point(roots: Roots, run: str) -> dict[str, Any] | None:
+    """`{run, step, path}` of the last checkpoint, or of the one the run was resumed from; None without."""
+    own = checkpoints(folder(roots, run))
+    if own:
+        return {"run": run, "step": own[-1].step, "path": own[-1].path}
+    handed = (read_json(os.path.join(folder(roots, run), "run.json")) or {}).get("resume_from")
+    if isinstance(handed, dict) and os.path.isfile(os.path.join(str(handed.get("path")), "complete.json")):
+        return handed
+    return None
+
+
+def choose_resume(roots: Roots, resume: str, config_hash: str) -> dict[str, Any] | None:
+    """What a new run continues: nothing, the named run, or for `auto` the newest of the same configuration.
+
+    A finished run ends the search: older checkpoints belong to a training that is done.
+    """
+    if resume == "none":
+        return None
+    if resume != "auto":
+        require(roots, resume)
+        point = resume_point(roots, resume)
+        if point is None:
+            raise Refusal(
+                "usage", f"run {resume} has no complete checkpoint", "choose another run, auto or none"
+            )
+        return point
+    for run in ids(roots):
+        record = read_json(os.path.join(folder(roots, run), "run.json")) or {}
+        if record.get("config_hash") != config_hash:
+            continue
+        if has_finished(folder(roots, run)):
+            return None
+        point = resume_point(roots, run)
+        if point is not None:
+            return point
+    return None

@@ -1,0 +1,160 @@
+"""Why: all that `status` needs in one bounded look: facts, no opinion, no change, no file read whole."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from typing import Any
+
+from agent import gpu, lock, procs, releases, runs, tmux
+from agent.call import Args, Call, Roots
+from agent.files import last_traceback, number, read_json, tail_lines, tail_objects
+
+ARGS: Args = {
+    "run": (str, None, "run id; without it the newest"),
+    "log_lines": (int, 10, "lines of the log's end"),
+    "metrics_lines": (int, 200, "lines of the metrics' end"),
+    "gpu_deadline_s": (float, 5.0, "seconds that nvidia-smi gets"),
+}
+RECENT_RUNS = 10
+
+
+def run(call: Call) -> dict[str, Any]:
+    """The contract's snapshot. Damaged files count as missing; a named run that does not exist is refused."""
+    roots, args = call.roots, call.args
+    question = gpu.ask(roots.run, args["gpu_deadline_s"])
+    all_ids = runs.ids(roots)
+    if args["run"] is not None:
+        runs.require(roots, args["run"])
+    chosen = args["run"] or (all_ids[0] if all_ids else None)
+    marked = procs.marked()
+    facts: dict[str, Any] = {
+        "now": time.time(),
+        "hostname": platform.node(),
+        "python": platform.python_version(),
+        "release": {
+            "current": releases.linked(roots, "current"),
+            "previous": releases.linked(roots, "previous"),
+            "count": len(releases.names(roots)),
+        },
+        "run": _run(roots, chosen, marked, args) if chosen else None,
+        "runs": [_brief(roots, each, marked) for each in all_ids[:RECENT_RUNS]],
+        "disks": _disks([roots.opt, roots.lib, roots.cache, roots.run]),
+        "shm": disk("/dev/shm"),
+        "lock": lock.owner(roots.run),
+    }
+    facts["gpus"] = gpu.answer(question)
+    ours = {proc.pid for found in marked.values() for proc in found}
+    facts["stale"] = stale(ours) if facts["gpus"]["status"] != "absent" else []
+    return facts
+
+
+def stale(ours: set[int]) -> list[dict[str, Any]]:
+    """Processes that hold a GPU's device file and belong to no run: `{pid, command, devices}`."""
+    found = []
+    for pid, devices in procs.device_holders().items():
+        proc = procs.look(pid)
+        if proc and pid not in ours:
+            found.append({"pid": pid, "command": proc.command, "devices": devices})
+    return found
+
+
+def disk(path: str) -> dict[str, Any] | None:
+    """Room on the file system that holds `path` or its nearest existing parent; None where there is none."""
+    while not os.path.isdir(path) and path != "/":
+        path = os.path.dirname(path)
+    try:
+        room = os.statvfs(path)
+    except OSError:
+        return None
+    return {
+        "path": path,
+        "free_bytes": room.f_bavail * room.f_frsize,
+        "total_bytes": room.f_blocks * room.f_frsize,
+        "inodes_free": room.f_favail,
+    }
+
+
+def _disks(paths: list[str]) -> list[dict[str, Any]]:
+    """One row a file system, under the first path that lies on it."""
+    rows: dict[int, dict[str, Any]] = {}
+    for path in paths:
+        row = disk(path)
+        if row:
+            rows.setdefault(os.stat(row["path"]).st_dev, row)
+    return list(rows.values())
+
+
+def _run(
+    roots: Roots, run_id: str, marked: dict[str, list[procs.Proc]], args: dict[str, Any]
+) -> dict[str, Any]:
+    path = runs.folder(roots, run_id)
+    state = read_json(os.path.join(path, "state.json"))
+    return {
+        "id": run_id,
+        "record": read_json(os.path.join(path, "run.json")),
+        "state": state,
+        "exit": read_json(os.path.join(path, "exit.json")),
+        "stop": read_json(os.path.join(path, "stop.json")),
+        "metrics": tail_objects(os.path.join(path, "metrics.jsonl"), args["metrics_lines"]),
+        "checkpoints": [
+            {"step": each.step, "path": each.path, "bytes": _bytes(each.path), "at": each.at}
+            for each in runs.checkpoints(path)
+        ],
+        "processes": _processes(marked.get(path, []), state),
+        "log": _log(os.path.join(path, "train.log"), args["log_lines"]),
+        "tmux": tmux.has_session(roots.run, run_id),
+    }
+
+
+def _processes(found: list[procs.Proc], state: dict[str, Any] | None) -> list[dict[str, Any]]:
+    known = procs.roles(found, state)
+    named = {known.supervisor: "supervisor", known.trainer: "trainer"}
+    return [
+        {
+            "pid": proc.pid,
+            "role": named.get(proc, "worker"),
+            "state": proc.state,
+            "rss_bytes": proc.rss_bytes,
+            "threads": proc.threads,
+        }
+        for proc in found
+    ]
+
+
+def _log(path: str, lines: int) -> dict[str, Any] | None:
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    return {
+        "path": path,
+        "bytes": facts.st_size,
+        "mtime": facts.st_mtime,
+        "tail": tail_lines(path, lines),
+        "traceback": last_traceback(path),
+    }
+
+
+def _bytes(path: str) -> int:
+    total = 0
+    for base, _, files in os.walk(path):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(base, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def _brief(roots: Roots, run_id: str, marked: dict[str, list[procs.Proc]]) -> dict[str, Any]:
+    path = runs.folder(roots, run_id)
+    record = read_json(os.path.join(path, "run.json")) or {}
+    return {
+        "id": run_id,
+        "created": number(record, "created"),
+        "alive": bool(marked.get(path)),
+        "reason": (read_json(os.path.join(path, "exit.json")) or {}).get("reason"),
+        "step": number(read_json(os.path.join(path, "state.json")), "step"),
+    }

@@ -1,0 +1,212 @@
+"""Why: the tests drive the agent as the controller does: its sources on stdin, a request line, frames back.
+
+Every test gets a box of its own: short root paths (a tmux socket's path has 107 bytes) and a full clean-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from agent import procs
+
+AGENT = Path(__file__).resolve().parents[2] / "remote_payload" / "agent"
+BOOT = 'import sys;b=sys.stdin.buffer;exec(compile(b.read(int(b.readline())),"pctrun","exec"))'
+NONCE = "0123456789abcdef"
+
+
+@dataclass
+class Answer:
+    """All frames of one call; `end` is None when the agent was cut off."""
+
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    out: bytes = b""
+    err: bytes = b""
+    end: dict[str, Any] | None = None
+    stderr: bytes = b""
+    status: int | None = None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        assert self.end and self.end["ok"], (self.end, self.stderr)
+        return self.end["result"]
+
+    @property
+    def error(self) -> dict[str, Any]:
+        assert self.end and not self.end["ok"], (self.end, self.stderr)
+        return self.end["error"]
+
+
+def bundle() -> bytes:
+    """The agent as one script: the SOURCES line, then the loader's text."""
+    sources = {
+        "agent" if path.stem == "__init__" else f"agent.{path.stem}": path.read_text()
+        for path in AGENT.glob("*.py")
+        if path.stem not in ("boot", "__main__")
+    }
+    return f"SOURCES = {sources!r}\n{(AGENT / 'boot.py').read_text()}".encode()
+
+
+def request_bytes(roots: dict[str, str], verb: str, args: dict[str, Any], user: str = "ana") -> bytes:
+    script = bundle()
+    request = {
+        "schema": 1,
+        "nonce": NONCE,
+        "verb": verb,
+        "args": args,
+        "roots": roots,
+        "operator": {"user": user, "host": "desk"},
+    }
+    return b"%d\n%s%s\n" % (len(script), script, json.dumps(request).encode())
+
+
+def spawn(environment: dict[str, str], python: str = sys.executable) -> subprocess.Popen[bytes]:
+    """The agent's process as `pct exec` starts it: a bare environment and SIGPIPE ignored."""
+    return subprocess.Popen(
+        [python, "-I", "-c", BOOT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        cwd="/",
+        restore_signals=False,  # Python itself ignores SIGPIPE, and so the child does
+    )
+
+
+def read_frame(stream: IO[bytes]) -> tuple[str, bytes] | None:
+    """The next frame, or None at the end of the stream; anything else on the stream fails the test."""
+    header = stream.readline()
+    if not header:
+        return None
+    mark, nonce, kind, length = header.split()
+    assert (mark, nonce) == (b"@pctrun", NONCE.encode()), header
+    data = stream.read(int(length))
+    assert stream.read(1) == b"\n"
+    return kind.decode(), data
+
+
+def next_frame(process: subprocess.Popen[bytes]) -> tuple[str, bytes] | None:
+    assert process.stdout
+    return read_frame(process.stdout)
+
+
+def collect(process: subprocess.Popen[bytes]) -> Answer:
+    answer = Answer()
+    assert process.stdout and process.stderr
+    while frame := read_frame(process.stdout):
+        kind, data = frame
+        assert answer.end is None, "a frame after the end"
+        if kind == "note":
+            answer.notes.append(json.loads(data))
+        elif kind == "end":
+            answer.end = json.loads(data)
+        else:
+            setattr(answer, kind, getattr(answer, kind) + data)
+    answer.stderr = process.stderr.read()
+    answer.status = process.wait(30)
+    for pipe in (process.stdout, process.stderr, process.stdin):
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
+    return answer
+
+
+def _write(stdin: IO[bytes], data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        stdin.write(data)
+        stdin.close()
+
+
+@dataclass
+class Box:
+    """One pctrun in a folder of its own."""
+
+    base: Path
+    roots: dict[str, str]
+    environment: dict[str, str]
+    python: str = sys.executable
+
+    bundle = staticmethod(bundle)
+    collect = staticmethod(collect)
+    next_frame = staticmethod(next_frame)
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        return spawn(self.environment, self.python)
+
+    def begin(
+        self, verb: str, args: dict[str, Any] | None = None, user: str = "ana"
+    ) -> subprocess.Popen[bytes]:
+        """Send the request and return with stdin still open."""
+        process = self.spawn()
+        assert process.stdin
+        process.stdin.write(request_bytes(self.roots, verb, args or {}, user))
+        process.stdin.flush()
+        return process
+
+    def call(self, verb: str, *, stream: bytes = b"", user: str = "ana", **args: Any) -> Answer:
+        """One whole call."""
+        process = self.begin(verb, args, user)
+        writer = threading.Thread(target=_write, args=(process.stdin, stream))
+        writer.start()
+        answer = collect(process)
+        writer.join()
+        return answer
+
+    def run_dir(self, run: str) -> Path:
+        return Path(self.roots["lib"]) / "runs" / run
+
+    def file(self, run: str, name: str) -> dict[str, Any]:
+        return json.loads((self.run_dir(run) / name).read_text())
+
+    def wait_for(self, fact: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+        """Look until `fact` is true, and return it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            value = fact()
+            if value:
+                return value
+            time.sleep(0.02)
+        raise AssertionError(f"not within {seconds} s: {what}")
+
+    def scope(self, run: str) -> list[procs.Proc]:
+        return procs.scope(str(self.run_dir(run)))
+
+    def clean_up(self) -> None:
+        """End what the test's runs left, by their marker, and the box's own tmux server."""
+        for folder, found in procs.marked().items():
+            if folder.startswith(self.roots["lib"]):
+                for proc in found:
+                    procs.send(proc, signal.SIGKILL)
+        environment = {**os.environ, "TMUX_TMPDIR": f"{self.roots['run']}/tmux"}
+        subprocess.run(["tmux", "-L", "pctrun", "kill-server"], env=environment, capture_output=True)
+
+
+@pytest.fixture
+def box() -> Iterator[Box]:
+    base = Path(tempfile.mkdtemp(prefix="pa", dir="/tmp")).resolve()
+    roots = {name: f"{base}/{name}" for name in ("opt", "lib", "cache", "run")}
+    (base / "home").mkdir()
+    environment = {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": f"{base}/home",
+        "TMPDIR": f"{base}",
+        "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
+    }
+    made = Box(base, roots, environment)
+    yield made
+    made.clean_up()
+    shutil.rmtree(base)
