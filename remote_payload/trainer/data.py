@@ -158,7 +158,11 @@ def render(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[torch.Tensor
     special = set(tokenizer.all_special_ids)
     ids: list[int] = []
     mask: list[bool] = []
-    for piece, supervised, cut in pieces:  # what follows the last assistant turn teaches nothing and is left out
+    for (
+        piece,
+        supervised,
+        cut,
+    ) in pieces:  # what follows the last assistant turn teaches nothing and is left out
         tokens = tokenizer(piece, add_special_tokens=False)["input_ids"]
         last = max((i for i, token in enumerate(tokens) if token in special), default=len(tokens) - 1)
         ids += tokens

@@ -6,50 +6,26 @@ Embeddings and head are the target's, frozen, and live in target.SharedHead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.geometry import DrafterGeometry
-from trainer.masks import DenseMask, FlexMask, Mask
+from trainer.islands import EAGER, Islands
+from trainer.masks import Mask
 from trainer.seeding import generator
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalised in fp32 whatever the compute type, as Qwen3 does."""
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight.to(x.dtype) * wide.to(x.dtype)
+class Linear(nn.Linear):
+    """Products run in the type of the input; the weight stays the fp32 master."""
 
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate) * up
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-    """[heads, Q, d] x [kv heads, S+Q, d] -> [heads, Q, d]; flex comes compiled, see islands.py."""
-    if isinstance(mask, FlexMask):
-        raise TypeError("flex masks need compiled attention: use islands.compiled()")
-    q, k, v = query[None], key[None], value[None]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.visible, enable_gqa=True)[0]
-
-
-@dataclass(frozen=True)
-class Islands:
-    """The functions that a run may replace by compiled ones; the rest of the drafter is matrix products."""
-
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
-    swiglu: Callable[[Tensor, Tensor], Tensor] = swiglu
-    attend: Callable[[Tensor, Tensor, Tensor, Mask], Tensor] = attend
-
-
-EAGER = Islands()
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
 
 
 class RMSNorm(nn.Module):
+    """A weight and its epsilon; the norm itself is an island."""
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -59,10 +35,10 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     def __init__(self, g: DrafterGeometry) -> None:
         super().__init__()
-        self.q_proj = nn.Linear(g.hidden_size, g.heads * g.head_dim, bias=False)
-        self.k_proj = nn.Linear(g.hidden_size, g.kv_heads * g.head_dim, bias=False)
-        self.v_proj = nn.Linear(g.hidden_size, g.kv_heads * g.head_dim, bias=False)
-        self.o_proj = nn.Linear(g.heads * g.head_dim, g.hidden_size, bias=False)
+        self.q_proj = Linear(g.hidden_size, g.heads * g.head_dim, bias=False)
+        self.k_proj = Linear(g.hidden_size, g.kv_heads * g.head_dim, bias=False)
+        self.v_proj = Linear(g.hidden_size, g.kv_heads * g.head_dim, bias=False)
+        self.o_proj = Linear(g.heads * g.head_dim, g.hidden_size, bias=False)
         self.q_norm = RMSNorm(g.head_dim, g.rms_norm_eps)
         self.k_norm = RMSNorm(g.head_dim, g.rms_norm_eps)
         self.head_dim = g.head_dim
@@ -88,9 +64,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, g: DrafterGeometry) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(g.hidden_size, g.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(g.hidden_size, g.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(g.intermediate_size, g.hidden_size, bias=False)
+        self.gate_proj = Linear(g.hidden_size, g.intermediate_size, bias=False)
+        self.up_proj = Linear(g.hidden_size, g.intermediate_size, bias=False)
+        self.down_proj = Linear(g.intermediate_size, g.hidden_size, bias=False)
 
     def forward(self, x: Tensor, ops: Islands) -> Tensor:
         return self.down_proj(ops.swiglu(self.gate_proj(x), self.up_proj(x)))
@@ -120,7 +96,7 @@ class Drafter(nn.Module):
     def __init__(self, geometry: DrafterGeometry) -> None:
         super().__init__()
         g = self.geometry = geometry
-        self.fc = nn.Linear(g.feature_size, g.hidden_size, bias=False)
+        self.fc = Linear(g.feature_size, g.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(g.hidden_size, g.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(g) for _ in range(g.layers))
         self.norm = RMSNorm(g.hidden_size, g.rms_norm_eps)
@@ -185,6 +161,3 @@ def block_inputs(
     slot = torch.arange(g.block_size, device=ids.device)
     tokens = torch.where(slot == 0, ids[anchors][:, None], g.mask_token_id)
     return tokens.flatten(), (positions[anchors][:, None] + slot).flatten()
-
-
-__all__ = ["EAGER", "DenseMask", "Drafter", "Islands", "block_inputs", "initialise", "rms_norm", "swiglu"]

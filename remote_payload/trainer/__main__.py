@@ -1,0 +1,96 @@
+"""Start a run: `python -m trainer --run-dir DIR` under a supervisor, `--recipe NAME --run-dir DIR` by hand.
+
+Exit codes: 0 finished or stopped, 2 an expected refusal (one line on stderr), anything else a crash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from trainer.config import load_recipe
+from trainer.errors import Refusal
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports a library that could ask a hub
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _arguments(argv)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        order = _order(args)
+        release_dir = Path(order["release_dir"])
+        recipe = load_recipe(order["recipe"], release_dir, order["overrides"])
+        resume = Path(order["resume_from"]["path"]) if order.get("resume_from") else None
+        return _train(recipe, release_dir, args.run_dir, resume, stop)
+    except Refusal as refusal:
+        print(f"refused: {refusal}", file=sys.stderr, flush=True)
+        return 2
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Train a DFlash drafter.")
+    parser.add_argument("--run-dir", type=Path, required=True, help="where the run keeps its files")
+    parser.add_argument("--recipe", help="a name under recipes/ or a YAML file; without it, run.json says")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override, e.g. train.steps=50"
+    )
+    parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="continue from this folder")
+    return parser.parse_args(argv)
+
+
+def _order(args: argparse.Namespace) -> dict[str, Any]:
+    """What to run: the agent's run.json, or the command line in the same words."""
+    if args.recipe:
+        return {
+            "release_dir": Path(__file__).resolve().parent.parent,
+            "recipe": args.recipe,
+            "overrides": args.set,
+            "resume_from": {"path": args.resume} if args.resume else None,
+        }
+    path = args.run_dir / "run.json"
+    try:
+        order = json.loads(path.read_text(encoding="utf-8"))
+        return {name: order[name] for name in ("release_dir", "recipe", "overrides", "resume_from")}
+    except OSError as error:
+        raise Refusal(f"{path} cannot be read ({error.strerror}): name a recipe with --recipe") from None
+    except (ValueError, KeyError) as error:
+        raise Refusal(f"{path} is not a run's record: {error}") from None
+
+
+def _train(recipe: Any, release_dir: Path, run_dir: Path, resume: Path | None, stop: threading.Event) -> int:
+    from trainer.record import RunRecord  # the first state appears before torch has been imported
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    record = RunRecord(run_dir, recipe.train.steps)
+    try:
+        from trainer.session import Session
+
+        phase = Session(recipe, release_dir, record, stop).run(resume)
+        record.phase(phase)
+        print(f"· {phase}", flush=True)
+        return 0
+    except Exception as error:
+        cause = error.__cause__
+        if isinstance(error, Refusal) or isinstance(cause, Refusal):
+            record.note(f"refused: {cause or error}")
+            raise (cause or error) from None
+        traceback.print_exception(error)
+        record.note(str(error))
+        return 1
+    finally:
+        record.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

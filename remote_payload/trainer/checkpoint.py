@@ -1,0 +1,82 @@
+"""A checkpoint is complete or absent: written aside, flushed to the disk, renamed; resume needs nothing but the step."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from trainer.drafter import Drafter
+from trainer.errors import Refusal
+from trainer.optimizer import Optimizer
+
+MUST_MATCH = ("config_hash", "data_sha256")
+
+
+def save(
+    folder: Path, step: int, drafter: Drafter, optimizer: Optimizer, config: dict[str, Any], keep: int
+) -> Path:
+    """Write `folder/step-000120` after 120 steps, then remove all but the `keep` newest; returns its path.
+
+    `config` is kept beside the tensors; a run that continues must agree with its MUST_MATCH entries.
+    """
+    final = folder / f"step-{step:06d}"
+    aside = folder / f".incoming-{final.name}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    weights = {name: p.detach().cpu().contiguous() for name, p in drafter.named_parameters()}
+    save_file(weights, aside / "model.safetensors")
+    save_file(
+        {n: t.cpu().contiguous() for n, t in optimizer.tensors().items()}, aside / "optimizer.safetensors"
+    )
+    (aside / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (aside / "complete.json").write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
+    for path in (*aside.iterdir(), aside):
+        _flush(path)
+    shutil.rmtree(final, ignore_errors=True)
+    aside.rename(final)
+    _flush(folder)
+    for old in complete(folder)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def complete(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if (path / "complete.json").is_file())
+
+
+def load(path: Path, drafter: Drafter, optimizer: Optimizer, config: dict[str, Any]) -> int:
+    """Restore one replica; returns the steps done. Refuses another configuration, other data, or a broken folder."""
+    try:
+        step = int(json.loads((path / "complete.json").read_text(encoding="utf-8"))["step"])
+        saved = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError) as error:
+        raise Refusal(f"checkpoint {path} is not whole ({error}): resume from another one") from None
+    for name in MUST_MATCH:
+        if saved.get(name) != config[name]:
+            raise Refusal(
+                f"checkpoint {path} was made with {name} {saved.get(name)}, this run has {config[name]}: "
+                "start with the same recipe, overrides and data, or without resume"
+            )
+    try:
+        drafter.load_state_dict(load_file(path / "model.safetensors"))
+        optimizer.load(load_file(path / "optimizer.safetensors"), step)
+    except (OSError, SafetensorError, RuntimeError, KeyError) as error:
+        raise Refusal(
+            f"checkpoint {path} is damaged ({str(error).splitlines()[0]}): resume from another"
+        ) from None
+    return step
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,295 @@
+"""One run from its recipe to its export: reads, proves, warms up, trains, and says at every moment what it is doing."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import statistics
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer import checkpoint, fx_threads, islands, report
+from trainer.compile_watch import CompileWatch
+from trainer.config import Recipe, config_hash
+from trainer.data import Corpus, Document, RowOrder, load_corpus, load_tokenizer
+from trainer.geometry import DrafterGeometry, resolve
+from trainer.pipeline import Pipeline, StepResult
+from trainer.record import RunRecord
+from trainer.replica import Replica
+from trainer.target import Target, load_target
+from trainer.topology import Devices, place
+
+
+class Stopped(Exception):
+    """A stop was asked for before the first step: nothing was lost, nothing is to be saved."""
+
+
+class Session:
+    """What a run holds while it lives. `stop` may be set by a signal at any time."""
+
+    def __init__(self, recipe: Recipe, release_dir: Path, record: RunRecord, stop: threading.Event) -> None:
+        self.recipe, self.release_dir, self.record, self.stop = recipe, release_dir, record, stop
+        self.watch = CompileWatch()
+        self._compiles_before = 0
+        self._steady: deque[StepResult] = deque(maxlen=50)
+        self._tau: float | None = None
+
+    def run(self, resume: Path | None) -> str:
+        """Returns the phase it ended in: finished or stopped. Raises Refusal, or ThreadFailed for a crash."""
+        try:
+            self._prepare(resume)
+        except Stopped:
+            return "stopped"
+        if self.start_step < self.recipe.train.steps:
+            self.record.phase("training")
+            print(report.HEADER, flush=True)
+            pipeline = Pipeline(
+                self.recipe,
+                RowOrder(self.train.documents, budget=self.recipe.data.budget, seed=self.recipe.train.seed),
+                self.targets,
+                self.replicas,
+                start_step=self.start_step,
+                stop=self.stop,
+                on_step=self._on_step,
+            )
+            pipeline.run(self._announce_stop)
+        if self._steps_done < self.recipe.train.steps:
+            return "stopped"
+        self._finish()
+        return "finished"
+
+    def _stage(self, detail: str, phase: str = "starting") -> None:
+        if self.stop.is_set():
+            raise Stopped
+        self.record.phase(phase, detail)
+        print(f"· {detail}", flush=True)
+
+    def _prepare(self, resume: Path | None) -> None:
+        recipe = self.recipe
+        torch.set_num_threads(recipe.topology.cpu_threads)
+        tracing = fx_threads.install()
+        fx_threads.set_dynamo_limits()
+        self.watch.start()
+        self.record.watch_compiles(self.watch.snapshot)
+        self.devices: Devices = place(recipe)
+        self.geometry: DrafterGeometry = resolve(recipe)
+        self.record.progress(topology=str(self.devices), kernels={"fx_threads": tracing})
+
+        self._stage(f"reading conversations {recipe.data.train}")
+        tokenizer = load_tokenizer(recipe.target.model)
+        self.train = self._corpus(tokenizer, recipe.data.train)
+        self.heldout = self._corpus(tokenizer, recipe.data.heldout)
+
+        self._stage(f"loading target {recipe.target.model}")
+        self.targets, heads = self._load_targets()
+        self._stage("proving that packed documents do not change each other")
+        for target in self.targets:
+            target.check_packing(self.train.documents, recipe.data.budget)
+
+        self._stage(
+            f"building {len(self.devices.drafters)} drafter(s), {self.geometry.parameter_count() / 1e6:.1f} M each"
+        )
+        self.replicas = [
+            Replica(recipe, self.geometry, rank, device, heads[rank])
+            for rank, device in enumerate(self.devices.drafters)
+        ]
+        self.config = {
+            "config_hash": config_hash(recipe),
+            "data_sha256": hashlib.sha256((self.release_dir / recipe.data.train).read_bytes()).hexdigest()[
+                :16
+            ],
+            "recipe": dataclasses.asdict(recipe),
+            "geometry": dataclasses.asdict(self.geometry),
+        }
+        self.start_step = self._steps_done = 0
+        if resume is not None:
+            self._stage(f"resuming from {resume}")
+            for replica in self.replicas:
+                self.start_step = checkpoint.load(resume, replica.drafter, replica.optimizer, self.config)
+            self._steps_done = self.start_step
+            self.record.progress(
+                step=self.start_step, last_checkpoint={"step": self.start_step, "path": str(resume)}
+            )
+        self._warm_up(tracing)
+
+    def _corpus(self, tokenizer: Any, name: str) -> Corpus:
+        data = self.recipe.data
+        corpus = load_corpus(
+            self.release_dir / name,
+            tokenizer,
+            max_document=data.max_document,
+            min_supervised=data.min_supervised,
+        )
+        print(f"  {name}: {corpus.summary()}", flush=True)
+        return corpus
+
+    def _load_targets(self) -> tuple[list[Target], list[Any]]:
+        """One model per distinct target device; threads on the same device share its frozen weights."""
+        loaded = {
+            device: load_target(
+                self.recipe.target.model,
+                self.geometry,
+                device,
+                self.devices.dtype,
+                self.recipe.data.max_document,
+            )
+            for device in dict.fromkeys(self.devices.targets)
+        }
+        head = next(iter(loaded.values()))[1]
+        heads = {
+            device: head.to(device, self.devices.dtype) for device in dict.fromkeys(self.devices.drafters)
+        }
+        return [loaded[d][0] for d in self.devices.targets], [heads[d] for d in self.devices.drafters]
+
+    def _warm_up(self, tracing: dict[str, Any]) -> None:
+        """Compile for each drafter in turn, before any thread runs: compiles are serial anyway, and racing them is how
+        tracing state leaks."""
+        device = self.devices.drafters[0]
+        wanted, reason = _compile_decision(self.recipe.compile, device)
+        if wanted:
+            fx_threads.forbid_dense_flex()
+            compiled = islands.compiled(device)
+            row = RowOrder(
+                self.train.documents, budget=self.recipe.data.budget, seed=self.recipe.train.seed
+            ).row(0)
+            for replica in self.replicas:
+                self._stage(f"compiling for drafter {replica.rank} on {replica.device}", "warming-up")
+                replica.drafter.islands = compiled
+                replica.warm_up(row)
+            seen = self.watch.snapshot()
+            print(f"  {seen['count']} compile(s) in {seen['seconds']:.1f} s", flush=True)
+        else:
+            self.record.note(reason)
+            print(f"  {reason}", flush=True)
+        self.record.progress(
+            kernels={
+                "fx_threads": tracing,
+                "target_attention": "sdpa with a document mask",
+                "drafter_attention": "flex, compiled" if device.type == "cuda" else "dense",
+                "compiled": wanted,
+            }
+        )
+        self._compiles_before = self.watch.snapshot()["count"]
+
+    def _announce_stop(self) -> None:
+        if self.stop.is_set() and not self._stop_announced:
+            self._stop_announced = True
+            self.record.phase("stopping", "finishing the step in flight")
+            print("· stop asked for: finishing the step in flight, then a checkpoint", flush=True)
+
+    _stop_announced = False
+
+    def _on_step(self, result: StepResult) -> None:
+        """Runs in drafter 0's thread between two steps."""
+        train = self.recipe.train
+        self._steps_done = result.steps_done
+        hits = self.watch.limit_hits()
+        if hits:
+            raise RuntimeError(f"a compiled function fell back to eager: {hits[0]}")
+        compiles = self.watch.snapshot()["count"]
+        compiled, self._compiles_before = compiles > self._compiles_before, compiles
+        if not compiled and result.steps_done > self.start_step + 1:  # the first step fills the channels
+            self._steady.append(result)
+        step_time = statistics.median(r.step_s for r in self._steady) if self._steady else None
+        rate = (
+            sum(r.tokens for r in self._steady) / sum(r.step_s for r in self._steady)
+            if self._steady
+            else None
+        )
+        self.record.progress(
+            step=result.steps_done, loss=round(result.loss, 5), step_time_s=step_time, tokens_per_s=rate
+        )
+        print(report.step_line(result, train.steps, rate, step_time), flush=True)
+        if _due(result.steps_done, train.checkpoint_every) or result.last:
+            self._checkpoint(result.steps_done)
+        evaluated = _due(result.steps_done, train.eval_every) and not result.last
+        if evaluated:
+            self._evaluate()
+        self.record.metric(
+            step=result.steps_done,
+            time=time.time(),
+            loss=result.loss,
+            lr=result.lr,
+            grad_norm=result.grad_norm,
+            tokens=result.tokens,
+            step_s=round(result.step_s, 4),
+            compile=compiled,
+            accuracy=result.accuracy,
+            **({"tau": self._tau} if evaluated else {}),
+            busy=result.busy,
+        )
+        if not result.last:
+            self.record.phase("training")
+
+    def _checkpoint(self, step: int) -> None:
+        self.record.phase("checkpointing", f"step {step}")
+        leader = self.replicas[0]
+        path = checkpoint.save(
+            self.record.run_dir / "checkpoints",
+            step,
+            leader.drafter,
+            leader.optimizer,
+            self.config,
+            self.recipe.train.keep_checkpoints,
+        )
+        self.record.progress(last_checkpoint={"step": step, "path": str(path)})
+        print(f"· checkpoint {path.name}", flush=True)
+
+    def _evaluate(self) -> None:
+        from trainer import acceptance
+
+        documents: list[Document] = self.heldout.documents[: self.recipe.train.eval_documents]
+        if not documents:
+            return
+        self.record.phase("evaluating", f"{len(documents)} held-out documents")
+        leader = self.replicas[0]
+        trained_with = leader.drafter.islands
+        if leader.device.type == "cpu":
+            leader.drafter.islands = islands.EAGER  # other shapes than a step's: they must not compile
+        try:
+            found = acceptance.evaluate(
+                leader.drafter,
+                leader.head,
+                documents,
+                self.targets[0].features_alone,
+                device=leader.device,
+                dtype=leader.dtype,
+            )
+        finally:
+            leader.drafter.islands = trained_with
+        self._tau = found.tau
+        self.record.progress(tau=found.tau)
+        print(
+            f"· tau {found.tau:.3f} over {found.documents} held-out documents, {found.cycles:,} cycles",
+            flush=True,
+        )
+
+    def _finish(self) -> None:
+        from trainer.export import export
+
+        self._evaluate()
+        self.record.phase("checkpointing", "exporting the drafter")
+        path = export(self.replicas[0].drafter, self.geometry, self.record.run_dir / "export")
+        print(f"· exported {path}", flush=True)
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _compile_decision(wish: str, device: torch.device) -> tuple[bool, str]:
+    """Whether to compile, and the remark if not."""
+    if wish == "off":
+        return False, "compile: off, everything runs eagerly"
+    if device.type == "cpu" and islands.cpu_compiler() is None:
+        if wish == "on":
+            from trainer.errors import Refusal
+
+            raise Refusal("compile: on needs a C++ compiler: install g++, or set compile: auto")
+        return False, "no C++ compiler here: everything runs eagerly (install g++ to compile the loss)"
+    return True, ""
