@@ -23,6 +23,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from trainer.errors import Refusal
+
 SCHEMA = 1  # raise it when the same source gives other files: older folders are then refused
 CHECKSUMS = "CHECKSUMS.json"
 # Splitting rules by `tokenizer.ggml.pre`; transformers reads the vocabulary from GGUF but not this field.
@@ -34,10 +36,6 @@ SOURCE_ONLY = (
     "quantization_config",
     "_model_name_or_path",
 )  # config keys that describe the GGUF, not our files
-
-
-class Refusal(Exception):
-    """An expected failure; its text is the one line that the user sees."""
 
 
 def note(text: str) -> None:
@@ -182,9 +180,7 @@ def convert(source: Path, out: Path) -> bool:
     out.parent.mkdir(parents=True, exist_ok=True)
     needed, free = ROOM * source.stat().st_size, shutil.disk_usage(out.parent).free
     if free < needed:
-        raise Refusal(
-            f"{out.parent} has {free / 1e6:.0f} MB free, the conversion needs {needed / 1e6:.0f} MB"
-        )
+        raise Refusal(f"{out.parent} has {free / 1e6:.0f} MB free, converting needs {needed / 1e6:.0f} MB")
     try:
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
             made = Path(scratch, "model")
