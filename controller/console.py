@@ -17,7 +17,7 @@ class Console:
     def __init__(self, prefix: str = "") -> None:
         self.prefix = f"{prefix}: " if prefix else ""
         self._drawn = False
-        self._shown_at = 0.0
+        self._shown_at = time.monotonic() - _REDRAW_S  # the first line of a terminal comes at once
 
     def note(self, text: str) -> None:
         """One line that stays."""

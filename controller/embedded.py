@@ -42,6 +42,13 @@ def down(*, container: bool = False, keep_data: bool = True) -> bool:
     return was_up
 
 
+def known_hosts(endpoint: Endpoint) -> Path:
+    """A known_hosts file for OpenSSH's own client, which takes no fingerprint."""
+    path = folder() / "known_hosts"
+    path.write_text(f"{endpoint.known_hosts_line.strip()}\n", "ascii")
+    return path
+
+
 def folder() -> Path:
     """Where the sandbox lives."""
     from controller import sandbox

@@ -63,6 +63,7 @@ def _sandbox(box: Box, *, revive: bool) -> Endpoint:
         user=up.user,
         port=up.port,
         identity_file=str(up.identity_file),
+        known_hosts=str(embedded.known_hosts(up)),
         host_key=up.host_key,
         embedded=True,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -53,7 +54,7 @@ class Box(_Strict):
     port: int = Field(default=22, ge=1, le=65535)
     identity_file: str | None = None
     known_hosts: str = "~/.ssh/known_hosts"
-    host_key: str | None = Field(default=None, pattern=r"^SHA256:[A-Za-z0-9+/]{43}=?$")
+    host_key: str | None = None
     proxy_jump: str | None = None
     sudo: bool = False
     vmid: int = Field(ge=100)
@@ -64,6 +65,13 @@ class Box(_Strict):
     overrides: dict[str, Any] = {}
     grace_s: float = Field(default=120.0, ge=0)
     gpus: int | None = Field(default=None, ge=0)
+
+    @field_validator("host_key")
+    @classmethod
+    def _fingerprint(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}=?", value):
+            raise ValueError("must be a fingerprint as `ssh-keygen -lf KEY.pub` prints it: SHA256:…")
+        return value
 
     @model_validator(mode="after")
     def _one_way_in(self) -> Self:
@@ -93,10 +101,12 @@ class Inventory(_Strict):
     """`default` is the box of every task that is not told another with --box."""
 
     default: str
-    boxes: dict[str, Box] = Field(min_length=1)
+    boxes: dict[str, Box]
 
     @model_validator(mode="after")
     def _default_exists(self) -> Self:
+        if not self.boxes:
+            raise ValueError("there is no box under 'boxes:'")
         if self.default not in self.boxes:
             raise ValueError(f"default names no box: '{self.default}'{_nearest(self.default, self.boxes)}")
         return self
@@ -157,7 +167,9 @@ def _parse(text: str, file_name: str) -> tuple[Any, dict[Place, int]]:
     try:
         node = yaml.compose(text, yaml.SafeLoader)
         lines: dict[Place, int] = {}
-        if node is not None:
+        if node is None:
+            lines[()] = 1
+        else:
             _walk(node, (), lines, file_name)
         return yaml.safe_load(text), lines
     except yaml.MarkedYAMLError as error:
@@ -190,35 +202,29 @@ def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], file_name: str
 def _complaint(detail: ErrorDetails, lines: Mapping[Place, int]) -> tuple[int, str]:
     place: Place = detail["loc"]
     line = next(lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines)
-    where = _where(place[:-1])
-    key = str(place[-1]) if place else ""
+    wish = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     match detail["type"]:
         case "extra_forbidden":
-            return line, f"unknown key '{key}'{where}{_nearest(key, _valid_keys(place[:-1]))}"
+            return line, f"unknown key {_named(place)}{_nearest(str(place[-1]), _valid_keys(place[:-1]))}"
         case "missing":
-            return line, f"{_where(place[:-1], 'the file')} needs '{key}:'"
+            return line, f"{_named(place[:-1])} needs '{place[-1]}:'"
         case "value_error":
-            return line, f"{_where(place, 'the file')}: {detail['msg'].removeprefix('Value error, ')}"
+            return line, f"{_named(place)}: {wish}"
         case "model_type" | "dict_type":
-            return (
-                line,
-                f"{_where(place, 'the file')} must be a mapping of keys to values, not {_shown(detail)}",
-            )
+            return line, f"{_named(place)} must be a mapping of keys to values, not {_shown(detail)}"
         case _:
-            wish = detail["msg"].removeprefix("Input should be ")
-            return line, f"'{key}'{where} should be {wish[0].lower()}{wish[1:]}, not {_shown(detail)}"
+            return line, f"{_named(place)} should be {wish[0].lower()}{wish[1:]}, not {_shown(detail)}"
 
 
-def _where(place: Place, top: str = "") -> str:
-    """`' in box 'lab''` for a suffix, `box 'lab'` when it starts the sentence (`top` given)."""
-    parts = list(place)
-    if not parts or parts == ["boxes"]:
-        return ("boxes" if parts else top) if top else ""
-    if parts[0] == "boxes":
-        words = f"box '{parts[1]}'" + "".join(f", {part}" for part in parts[2:])
-    else:
-        words = ".".join(map(str, parts))
-    return words if top else f" in {words}"
+def _named(place: Place) -> str:
+    """How a person would say where: `'roots.opt' in box 'lab'`."""
+    if not place:
+        return "the file"
+    if place[0] != "boxes" or len(place) == 1:
+        return f"'{'.'.join(map(str, place))}'"
+    if len(place) == 2:
+        return f"box '{place[1]}'"
+    return f"'{'.'.join(map(str, place[2:]))}' in box '{place[1]}'"
 
 
 def _valid_keys(place: Place) -> Iterable[str]:

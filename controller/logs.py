@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-from controller import links
-from controller.call import call
+from controller.call import Bytes, call
 from controller.console import Console
-from controller.errors import Unreachable
+from controller.errors import NotRunning, Unreachable
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
@@ -18,38 +16,12 @@ from controller.plan import Plan, Step
 RETRY_S = (1.0, 2.0, 5.0, 10.0)
 
 
-class _Reader:
-    """Where we are in which run's log: what a reconnect needs to neither repeat nor skip a byte."""
-
-    def __init__(self, run_id: str, lines: int, sink: Callable[[bytes], None]) -> None:
-        self.run_id = run_id
-        self.lines = lines
-        self.offset: int | None = None
-        self.sink = sink
-
-    def args(self, follow: bool) -> dict[str, Any]:
-        return {
-            "run": self.run_id or None,
-            "lines": self.lines if self.offset is None else None,
-            "offset": self.offset,
-            "follow": follow,
-        }
-
-    def note(self, document: dict[str, Any]) -> None:
-        """The first note names the run and the byte at which its output begins."""
-        if "offset" in document:
-            self.run_id, self.offset = str(document["run"]), int(document["offset"])
-
-    def take(self, data: bytes) -> None:
-        self.sink(data)
-        if self.offset is not None:
-            self.offset += len(data)
-
-
 def plan(box: Box, *, run_id: str = "", lines: int = 40, follow: bool = False, capture: bool = False) -> Plan:
-    text = "follow the log" if follow else f"read the last {lines} lines of the log"
-    args = _Reader(run_id, lines, lambda data: None).args(follow)
-    return Plan("logs", (Step(text, "read", args),))
+    what = f"the last {lines} lines" if lines else "all"
+    steps = [Step(f"read {what} of the log", "read", _tail_args(run_id, lines))]
+    if follow:
+        steps.append(Step("follow it from there until the run ends", "read", _follow_args(run_id, 0)))
+    return Plan("logs", tuple(steps))
 
 
 def run(
@@ -61,30 +33,61 @@ def run(
     follow: bool = False,
     capture: bool = False,
 ) -> Outcome:
-    """Write the log to stdout as bytes, or with `capture` hand it back as text.
+    """Write the log to stdout as bytes, or with `capture` hand it back as text; `lines` 0 is all of it.
 
-    `follow` ends when the run has ended; a cut connection is made anew at the same byte.
+    `follow` ends when the run has ended; a cut connection is made anew and goes on at the same byte.
     """
     kept: list[bytes] = []
-    reader = _Reader(run_id, lines, kept.append if capture else write_stdout)
-    attempt = 0
-    while True:
-        before = reader.offset
-        try:
-            result = call(box, "read", reader.args(follow), on_note=reader.note, on_out=reader.take)
-            break
-        except Unreachable as error:
-            if not follow or reader.offset is None:
-                raise
-            attempt = 0 if reader.offset != before else attempt
-            console.note(f"{error.message}; following again from byte {reader.offset}")
-            time.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
-            attempt += 1
-            links.drop(box)
-    document = dict(result)
+    sink = kept.append if capture else write_stdout
+    try:
+        result = call(box, "read", _tail_args(run_id, lines), on_note=console.agent_note, on_out=sink)
+    except NotRunning:
+        if not follow:
+            raise
+        result = {
+            "run": run_id or None,
+            "offset": 0,
+            "bytes": 0,
+        }  # no log yet; no run at all is refused below
+    if follow and not result.get("ended"):
+        result = _follow(box, console, result, sink)
+    document = {key: result[key] for key in ("run", "offset", "bytes", "ended") if key in result}
     if capture:
         document["text"] = b"".join(kept).decode("utf-8", "replace")
     return Outcome(document)
+
+
+def _follow(box: Box, console: Console, tail: dict[str, Any], sink: Bytes) -> dict[str, Any]:
+    """Go on behind `tail`. We count the bytes that arrived, so a new connection neither repeats nor skips one."""
+    at, failures = tail["offset"] + tail["bytes"], 0
+
+    def take(data: bytes) -> None:
+        nonlocal at, failures
+        sink(data)
+        at += len(data)
+        failures = 0
+
+    while True:
+        try:
+            args = _follow_args(tail["run"], at)
+            result = call(box, "read", args, on_note=console.agent_note, on_out=take)
+        except Unreachable as error:
+            pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
+            failures += 1
+            console.note(f"{error.message}; following again from byte {at} in {pause:g} s")
+            time.sleep(pause)
+            continue
+        console.note(f"run {result['run']} has ended: invoke status")
+        return {**result, "offset": tail["offset"], "bytes": at - tail["offset"]}
+
+
+def _tail_args(run_id: str, lines: int) -> dict[str, Any]:
+    begin: dict[str, Any] = {"lines": lines} if lines else {"offset": 0}
+    return {"run": run_id or None, **begin, "follow": False}
+
+
+def _follow_args(run_id: str | None, offset: int) -> dict[str, Any]:
+    return {"run": run_id or None, "offset": offset, "follow": True}
 
 
 def write_stdout(data: bytes) -> None:

@@ -1,7 +1,7 @@
 """The one argument list that reaches into a container, and what it means when `pct` itself refuses.
 
-Facts of pve-container 6.1 (PVE 9): options are permuted, so `--` is a must; it dies with errno as its status, so
- 2 and 255 may be a child's as well: only the missing end frame and the words on stderr tell.
+Facts of pve-container 6.1 (PVE 9): options are permuted, so `--` is a must; it dies with errno as its
+status, so 2 and 255 may be a child's as well: only the missing end frame and the words on stderr tell.
 """
 
 from __future__ import annotations

@@ -183,18 +183,21 @@ def _quoted(verdict: Verdict, snapshot: Json | None) -> list[str]:
 
 
 def _next(verdict: Verdict) -> str:
-    return {
-        "starting": "invoke wait --until healthy",
-        "warming-up": "invoke wait --until healthy",
-        "healthy": "invoke logs --follow   |   invoke wait --until finished   |   invoke abort",
-        "degraded": "invoke logs   |   invoke restart",
-        "stalled": "invoke logs   |   invoke attach   |   invoke restart",
-        "crashed": "invoke logs   |   invoke restart (resumes at the last checkpoint)",
-        "finished": "invoke logs   |   invoke restart --from-scratch",
-        "stopped": "invoke restart (resumes at the last checkpoint)",
-        "not-running": "invoke deploy   |   invoke restart",
-        "unreachable": "check the host and the way to it; the run may be fine",
-    }[verdict.word]
+    return (
+        verdict.mend
+        or {
+            "starting": "invoke wait --until healthy",
+            "warming-up": "invoke wait --until healthy",
+            "healthy": "invoke logs --follow   |   invoke wait --until finished   |   invoke abort",
+            "degraded": "invoke logs   |   invoke restart",
+            "stalled": "invoke logs   |   invoke attach   |   invoke restart",
+            "crashed": "invoke logs   |   invoke restart (resumes at the last checkpoint)",
+            "finished": "invoke logs   |   invoke restart --from-scratch",
+            "stopped": "invoke restart (resumes at the last checkpoint)",
+            "not-running": "invoke deploy   |   invoke restart",
+            "unreachable": "check the host and the way to it; the run may be fine",
+        }[verdict.word]
+    )
 
 
 def _rows(name: str, texts: Any) -> Iterator[str]:

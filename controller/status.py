@@ -38,11 +38,11 @@ def look(box: Box, run_id: str = "", *, log_lines: int = 12) -> tuple[Verdict, d
     try:
         snapshot = call(box, "snapshot", look_args(run_id, log_lines=log_lines), deadline=_LOOK)
     except Unreachable as error:
-        return _without(error), None
+        return judge(None, why=error.message, mend=error.hint), None
     except NotRunning as error:
         if error.kind != "container-stopped":
             raise
-        return _without(error), None
+        return judge(None, why=error.message, mend=error.hint, container_off=True), None
     return judge(snapshot), snapshot
 
 
@@ -50,9 +50,3 @@ def run(box: Box, console: Console, *, run_id: str = "") -> Outcome:
     verdict, snapshot = look(box, run_id)
     document = {**verdict.as_json(), "snapshot": snapshot}
     return Outcome(document, render.screen(box.label, verdict, snapshot), verdict.exit_code, verdict.word)
-
-
-def _without(error: Unreachable | NotRunning) -> Verdict:
-    bare = judge(None, why=error.message, container_off=isinstance(error, NotRunning))
-    hint = (f"hint: {error.hint}",) if error.hint else ()
-    return Verdict(bare.word, bare.summary, reasons=bare.reasons + hint)

@@ -1,7 +1,7 @@
 """One SSH connection with channels that end: Fabric's configuration, login and jump hosts, our own bytes.
 
-Fabric's `run` captures in quadratic time (20 MB: 53 s), opens channels without a limit, hangs on a dead peer: it
- is not used. Its reading of ssh_config, its connection object and its gateways are.
+Fabric's `run` captures in quadratic time (20 MB: 53 s), opens channels without a limit, hangs on a dead
+peer: it is not used. Its reading of ssh_config, its connection object and its gateways are.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Link:
         """Run one command line: send `feed`, drain both outputs meanwhile, return its exit status.
 
         `finished` may say that all that matters has arrived: a child that holds the pipes no longer keeps us.
-        None: the channel ended without a status. Raises Unreachable, and whatever `feed` or a sink raises.
+        None: the channel ended without a status. Raises Unreachable, and what `feed` or a sink raises.
         """
         channel = self._channel(deadline)
         try:
@@ -66,6 +66,8 @@ class Link:
             sender = _Sender(channel, feed, self._watchdog)
             self._drain(channel, sender, on_stdout, on_stderr, finished, deadline)
             status = channel.recv_exit_status() if channel.exit_status_ready() else -1
+            if status < 0 and not self._transport.is_active():
+                raise self._lost("the connection broke")
             return None if status < 0 else status
         except (paramiko.SSHException, EOFError) as error:
             raise self._lost(str(error) or "it closed the channel") from error

@@ -37,7 +37,7 @@ PHASE_LIMIT_S = 900.0  # an evaluation, a checkpoint or an end that takes longer
 class Verdict:
     """`summary` is the rest of the first line, `since` epoch seconds of the container or None.
 
-    `reasons` say why, `evidence` are lines to quote (a traceback).
+    `reasons` say why, `evidence` are lines to quote (a traceback), `mend` what to do where the word does not tell.
     """
 
     word: str
@@ -45,6 +45,7 @@ class Verdict:
     since: float | None = None
     reasons: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
+    mend: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -57,18 +58,20 @@ class Verdict:
             "summary": self.summary,
             "reasons": list(self.reasons),
             "evidence": list(self.evidence),
+            "mend": self.mend,
         }
 
 
-def judge(snapshot: Json | None, *, why: str = "", container_off: bool = False) -> Verdict:
-    """The verdict on one snapshot. None: there was none, `why` says what stood in the way.
+def judge(snapshot: Json | None, *, why: str = "", mend: str = "", container_off: bool = False) -> Verdict:
+    """The verdict on one snapshot. None: there was none, `why` says what stood in the way, `mend` what helps.
 
     `container_off`: the host answered that the container is not running, so nothing in it is.
     """
     if snapshot is None:
+        reasons = (why,) if why else ()
         if container_off:
-            return Verdict("not-running", "the container is off", reasons=(why,) if why else ())
-        return Verdict("unreachable", "nothing is known about the run", reasons=(why,) if why else ())
+            return Verdict("not-running", "the container is off", reasons=reasons, mend=mend)
+        return Verdict("unreachable", "nothing is known about the run", reasons=reasons, mend=mend)
     run = snapshot.get("run")
     if not run:
         return Verdict("not-running", "no run yet")
