@@ -1,4 +1,4 @@
-"""Where the draft blocks of a row start: drawn anew each step, because fixed anchors cost 0.7 of tau (paper, 5.64 to 4.94)."""
+"""Where the draft blocks of a row start: drawn anew each step; fixed ones cost 0.7 tau (paper: 5.64, 4.94)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Blocks:
 def allowed_anchors(row: Row, block_size: int) -> torch.Tensor:
     """bool [T]: a supervised token with a supervised successor and a whole block left inside its document.
 
-    The first token of an answer qualifies (serving starts there); header tokens never do. The successor rule leaves
-    out the end token of a turn, after which serving never drafts.
+    The first token of an answer qualifies (serving starts there); header tokens never do. The successor rule
+    leaves out the end token of a turn, after which serving never drafts.
     """
     allowed = torch.zeros_like(row.loss_mask)
     last = len(row.ids) - block_size + 1
@@ -35,7 +35,8 @@ def allowed_anchors(row: Row, block_size: int) -> torch.Tensor:
 
 
 def draw_anchors(row: Row, count: int, block_size: int, generator: torch.Generator) -> Blocks:
-    """`count` blocks without replacement; rows with fewer allowed anchors are padded with invalid blocks at the end."""
+    """`count` blocks without replacement; rows with fewer allowed anchors are padded with invalid blocks at
+    the end."""
     allowed = allowed_anchors(row, block_size).nonzero().flatten()
     chosen = allowed[torch.randperm(len(allowed), generator=generator)[:count]].sort().values
     anchors = torch.full((count,), max(len(row.ids) - block_size, 0), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Bounded hand-over between threads that wakes everyone when the run ends, and knows how long each side waited."""
+"""Bounded hand-over between threads that wakes everyone when the run ends and knows how long each waited."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class Busy:
             self._waiting_since = None
 
     def take_share(self) -> float:
-        """Share since the last call, in [0, 1]; read by another thread, so approximate by one scheduling delay."""
+        """Share since the last call, in [0, 1]; read by another thread, so approximate by one scheduling
+        delay."""
         now = time.monotonic()
         started = self._waiting_since
         waited = self._waited + (now - started if started is not None else 0.0)

@@ -1,4 +1,4 @@
-"""A checkpoint is complete or absent: written aside, flushed to the disk, renamed; resume needs nothing but the step."""
+"""A checkpoint is whole or absent: written aside, flushed, renamed; resume needs nothing but the step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def complete(folder: Path) -> list[Path]:
 
 
 def load(path: Path, drafter: Drafter, optimizer: Optimizer, config: dict[str, Any]) -> int:
-    """Restore one replica; returns the steps done. Refuses another configuration, other data, or a broken folder."""
+    """Restore one replica; returns the steps done. Refuses another configuration, other data, or a broken
+    folder."""
     try:
         step = int(json.loads((path / "complete.json").read_text(encoding="utf-8"))["step"])
         saved = json.loads((path / "config.json").read_text(encoding="utf-8"))

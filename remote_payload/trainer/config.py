@@ -1,4 +1,4 @@
-"""A recipe is every value that a run trains with: read from one YAML file, checked, and hashed, without importing torch."""
+"""A recipe is all that a run trains with: one YAML file, checked and hashed without importing torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from trainer.recipe_file import build, parse_overrides, read_tree
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """The frozen language model. `layer_ids` None: the paper's formula with `taps` layers (see geometry.py)."""
+    """The frozen language model. `layer_ids` None: the paper's formula with `taps` layers (see
+    geometry.py)."""
 
     model: str
     taps: int = 5
@@ -27,7 +29,8 @@ class TargetConfig:
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """Geometry of the drafter; it is its own, not the target's. None: the target's value, or the rule in geometry.py."""
+    """Geometry of the drafter; it is its own, not the target's. None: the target's value, or the rule in
+    geometry.py."""
 
     layers: int = 5
     heads: int = 32
@@ -43,7 +46,8 @@ class DrafterConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Conversations as jsonl, relative to the release; `budget` tokens a row; documents are cut at `max_document`."""
+    """Conversations as jsonl, relative to the release; `budget` tokens a row; documents are cut at
+    `max_document`."""
 
     train: str
     heldout: str
@@ -73,7 +77,8 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class TopologyConfig:
-    """`devices` names the targets' devices first, then the drafters'; None: all on the CPU, or spread over the GPUs."""
+    """`devices` names the targets' devices first, then the drafters'; None: all on the CPU, or spread over
+    the GPUs."""
 
     targets: int = 1
     drafters: int = 1
@@ -93,8 +98,9 @@ class Recipe:
     compile: str = "auto"
 
 
-# What may differ between a run and the run that continues it: these change cadence and speed, never the trajectory.
-# `train.steps` is in the hash because the cosine ends there; `topology.drafters` because a step is that many rows.
+# What may differ between a run and the run that continues it: these change cadence and speed, never the
+# trajectory. `train.steps` is in the hash because the cosine ends there; `topology.drafters` because a step
+# is that many rows.
 _OUTSIDE_THE_HASH = {
     ("name",),
     ("compile",),
@@ -153,7 +159,7 @@ def load_recipe(recipe: str, release_dir: Path, overrides: object = None) -> Rec
     return loaded
 
 
-def _problems(recipe: Recipe):  # noqa: ANN202 - a generator of (key, text)
+def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     drafter, data, train, topology = recipe.drafter, recipe.data, recipe.train, recipe.topology
     for section, values, zero_allowed in (
         ("drafter", drafter, ()),
@@ -216,7 +222,8 @@ def _problems(recipe: Recipe):  # noqa: ANN202 - a generator of (key, text)
 
 
 def describe(recipe: str, release_dir: Path, overrides: object) -> dict[str, object]:
-    """What the one who starts a run must know before torch is imported; `checkpoint_bytes` None: model unreadable."""
+    """What the one who starts a run must know before torch is imported; `checkpoint_bytes` None: model
+    unreadable."""
     from trainer.geometry import resolve
 
     loaded = load_recipe(recipe, release_dir, overrides)

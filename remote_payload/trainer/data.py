@@ -1,4 +1,4 @@
-"""Conversations become packed rows whose order is a pure function of (seed, epoch), so that resume needs no cursor."""
+"""Conversations become packed rows, in an order that the seed alone decides, so that resume needs no cursor."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import torch
 from trainer.errors import Refusal
 from trainer.seeding import generator
 
-# First-fit looks at this many rows: the fill stays above 95 % and packing is linear in the number of documents.
+# First-fit looks at this many rows: the fill stays above 95 % and packing is linear in the number of
+# documents.
 _OPEN_ROWS = 64
 
 
 @dataclass(frozen=True)
 class Document:
-    """One conversation. ids int64 [n]; loss_mask bool [n], true on what the assistant wrote; key: its `id`."""
+    """One conversation. ids int64 [n]; loss_mask bool [n], true on what the assistant wrote; key: its
+    `id`."""
 
     ids: torch.Tensor
     loss_mask: torch.Tensor
@@ -30,8 +32,8 @@ class Document:
 class Row:
     """Documents side by side in a fixed budget of T tokens, padded at the end.
 
-    ids, positions int64 [T] (positions restart at each document), loss_mask bool [T], doc_ids int32 [T] (-1: padding);
-    tokens: how many are real; index: its place in the order of the whole training.
+    ids, positions int64 [T] (positions restart at each document), loss_mask bool [T], doc_ids int32 [T] (-1:
+    padding); tokens: how many are real; index: its place in the order of the whole training.
     """
 
     index: int
@@ -57,7 +59,8 @@ class Corpus:
         """One line for the log."""
         tokens = sum(len(d.ids) for d in self.documents)
         supervised = sum(int(d.loss_mask.sum()) for d in self.documents)
-        line = f"{len(self.documents):,} documents, {tokens:,} tokens, {supervised / max(tokens, 1):.0%} supervised"
+        share = supervised / max(tokens, 1)
+        line = f"{len(self.documents):,} documents, {tokens:,} tokens, {share:.0%} supervised"
         return line + "".join(
             f"; dropped {count}: {reason}" for reason, count in sorted(self.dropped.items())
         )
@@ -79,7 +82,8 @@ def load_tokenizer(model: str) -> Any:
 
 
 def load_corpus(path: Path, tokenizer: Any, *, max_document: int, min_supervised: int = 1) -> Corpus:
-    """Read jsonl lines `{"id", "conversations": [{"role", "content"}]}`; a malformed line is refused with file:line."""
+    """Read jsonl lines `{"id", "conversations": [{"role", "content"}]}`; a malformed line is refused with
+    file:line."""
     corpus = Corpus([])
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -131,11 +135,12 @@ def _conversation(line: str, place: str) -> tuple[str, list[dict[str, str]]]:
 def render(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids int64 [n], loss_mask bool [n]) of one conversation under the model's chat template.
 
-    The supervised span of an assistant turn runs from the end of the generation prompt to the turn's end token: what
-    the model itself would emit, never the header nor the line break after it. Spans are found by rendering every
-    prefix of the conversation; each must be a prefix of the next, else ValueError (the template rewrites history).
-    Each span is tokenised by itself, as at serving time, where prompt and answer never merge into one token.
-    A turn with `"finish": "length"` was cut by a token limit: its end token is the template's, not supervised.
+    The supervised span of an assistant turn runs from the end of the generation prompt to the turn's end
+    token: what the model itself would emit, never the header nor the line break after it. Spans are found by
+    rendering every prefix of the conversation; each must be a prefix of the next, else ValueError (the
+    template rewrites history). Each span is tokenised by itself, as at serving time, where prompt and answer
+    never merge into one token. A turn with `"finish": "length"` was cut by a token limit: its end token is
+    the template's, not supervised.
     """
 
     def text(upto: int, prompt: bool) -> str:
@@ -173,7 +178,8 @@ def render(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[torch.Tensor
 
 
 class RowOrder:
-    """Global row index -> packed row. Epoch e is a fresh shuffle of all documents; nothing depends on earlier calls."""
+    """Global row index -> packed row. Epoch e is a fresh shuffle of all documents; nothing depends on earlier
+    calls."""
 
     def __init__(self, documents: list[Document], *, budget: int, seed: int) -> None:
         too_long = next((d for d in documents if len(d.ids) > budget), None)

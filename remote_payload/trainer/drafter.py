@@ -1,7 +1,8 @@
-"""The DFlash draft model: fills a block of B slots at once, reading the target's features only as keys and values.
+"""The DFlash draft model: fills a block of B slots at once, reading the target's features only as keys and
+values.
 
-Parameter names and shapes are those of the published z-lab checkpoints, so export is a copy (paper: arXiv 2602.06036).
-Embeddings and head are the target's, frozen, and live in target.SharedHead.
+Parameter names and shapes are those of the published z-lab checkpoints, so export is a copy (paper: arXiv
+2602.06036). Embeddings and head are the target's, frozen, and live in target.SharedHead.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Attention(nn.Module):
     def forward(
         self, block: Tensor, context: Tensor, rotary: tuple[Tensor, Tensor], mask: Mask, ops: Islands
     ) -> Tensor:
-        """block [Q, H] (normalised), context [S, H] (as it is); keys and values come from [context; block]."""
+        """block [Q, H] (normalised), context [S, H] (as it is); keys and values come from [context;
+        block]."""
 
         def split(x: Tensor) -> Tensor:
             return x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
@@ -91,7 +93,8 @@ class Layer(nn.Module):
 
 
 class Drafter(nn.Module):
-    """Trained: fc, hidden_norm, the layers, norm. `islands` may be replaced by compiled functions of fixed shapes."""
+    """Trained: fc, hidden_norm, the layers, norm. `islands` may be replaced by compiled functions of fixed
+    shapes."""
 
     def __init__(self, geometry: DrafterGeometry) -> None:
         super().__init__()
@@ -114,10 +117,11 @@ class Drafter(nn.Module):
         block_positions: Tensor,
         masks: dict[str, Mask],
     ) -> Tensor:
-        """context [T, H], block_embeds [A*B, H], positions int64 [T] and [A*B] -> hidden [A*B, H] for the target's head.
+        """context [T, H], block_embeds [A*B, H], positions int64 [T] and [A*B] -> hidden [A*B, H] for the
+        target's head.
 
-        `block_embeds` are the target's embeddings of [anchor, mask x (B-1)] per block; positions count from the start
-        of the document; `masks` holds one mask per layer type (masks.build_masks).
+        `block_embeds` are the target's embeddings of [anchor, mask x (B-1)] per block; positions count from
+        the start of the document; `masks` holds one mask per layer type (masks.build_masks).
         """
         g = self.geometry
         rotary = rotary_tables(
@@ -132,7 +136,8 @@ class Drafter(nn.Module):
 def rotary_tables(
     positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [n, head_dim] over the whole head, computed in fp32: never the target's partial or mRoPE variant."""
+    """cos and sin [n, head_dim] over the whole head, computed in fp32: never the target's partial or mRoPE
+    variant."""
     exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
     angles = positions[:, None].float() * theta**-exponent
     angles = torch.cat([angles, angles], dim=-1)

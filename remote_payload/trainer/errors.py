@@ -1,4 +1,4 @@
-"""One exception for everything a person can mend, so that expected failures end in one line and exit code 2."""
+"""One exception for what a person can mend, so that expected failures end in one line and exit code 2."""
 
 
 class Refusal(Exception):

@@ -13,7 +13,8 @@ from trainer.drafter import Drafter
 
 
 class Exchange:
-    """A rendezvous of D drafter threads. The sum runs in rank order, so it does not depend on who arrives first."""
+    """A rendezvous of D drafter threads. The sum runs in rank order, so it does not depend on who arrives
+    first."""
 
     def __init__(self, replicas: list[Drafter], at_rendezvous: Callable[[], None] = lambda: None) -> None:
         self._parameters = [list(replica.parameters()) for replica in replicas]
@@ -27,7 +28,8 @@ class Exchange:
         self._summed.abort()
 
     def reduce(self, rank: int, contribution: Any) -> list[Any]:
-        """Sum the replicas' gradients in place on all of them; returns every rank's `contribution`, in rank order.
+        """Sum the replicas' gradients in place on all of them; returns every rank's `contribution`, in rank
+        order.
 
         Each rank sums its share of the parameters. Raises Closed when the run ends meanwhile.
         """

@@ -1,4 +1,4 @@
-"""The drafter's resolved shape: the recipe's wishes completed from the target's config.json, without importing torch."""
+"""The drafter's shape: the recipe completed from the target's config.json, without importing torch."""
 
 from __future__ import annotations
 
@@ -110,22 +110,23 @@ def resolve(recipe: Recipe) -> DrafterGeometry:
 
 
 def _mask_token_id(recipe: Recipe, target: dict[str, Any]) -> int:
+    vocab = target["vocab_size"]
     chosen = recipe.drafter.mask_token_id
     if chosen is None:
         chosen = _MASK_TOKEN_IDS.get(target.get("model_type", ""))
     if chosen is None:
         raise Refusal(
-            f"drafter.mask_token_id is not set and no rule is known for model type {target.get('model_type')!r}: "
+            f"drafter.mask_token_id is not set and model type {target.get('model_type')!r} has no known one: "
             "set it to a token id that no text uses"
         )
-    if chosen >= target["vocab_size"]:
+    if chosen >= vocab:
         raise Refusal(
-            f"drafter.mask_token_id {chosen} has no embedding row: the vocabulary ends at {target['vocab_size'] - 1}"
+            f"drafter.mask_token_id {chosen} has no embedding row: the vocabulary ends at {vocab - 1}"
         )
     eos = target.get("eos_token_id")
     if chosen in ([*eos] if isinstance(eos, list) else [eos]) or chosen == target.get("pad_token_id"):
         raise Refusal(
-            f"drafter.mask_token_id {chosen} is the target's end or padding token: choose one that no text uses"
+            f"drafter.mask_token_id {chosen} is the target's end or padding token: choose an unused one"
         )
     return chosen
 

@@ -14,7 +14,8 @@ from trainer.data import Row
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """Run this thread's kernels on a stream of its own, so that two roles on one GPU overlap; nothing on the CPU."""
+    """Run this thread's kernels on a stream of its own, so that two roles on one GPU overlap; nothing on the
+    CPU."""
     if device.type != "cuda":
         yield
         return
@@ -24,7 +25,8 @@ def own_stream(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Delivery:
-    """A row and its features [T, K*H] on the target's device; `ready` marks their end on the target's stream."""
+    """A row and its features [T, K*H] on the target's device; `ready` marks their end on the target's
+    stream."""
 
     row: Row
     features: Tensor

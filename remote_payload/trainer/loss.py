@@ -1,4 +1,4 @@
-"""The DFlash loss: cross-entropy of each draft slot through the frozen head, without ever holding all logits."""
+"""The DFlash loss: cross-entropy of each draft slot through the frozen head, never holding all logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class LossParts:
 
 
 def slot_weights(block_size: int, gamma: float) -> Tensor:
-    """w_k = exp(-(k-1)/gamma) for k = 1 … B-1, fp32 [B-1]: an early miss ends the accepted prefix (paper, A.1)."""
+    """w_k = exp(-(k-1)/gamma) for k = 1 … B-1, fp32 [B-1]: an early miss ends the accepted prefix (paper,
+    A.1)."""
     return torch.exp(-torch.arange(block_size - 1, dtype=torch.float32) / gamma)
 
 
@@ -44,7 +45,8 @@ def block_loss(
 ) -> LossParts:
     """hidden [A*B, H] after the final norm, lm_head [V, H] frozen; row and blocks on hidden's device.
 
-    Slot k of the block at anchor a predicts token a+k and counts where that token is supervised. Slot 0 is the anchor.
+    Slot k of the block at anchor a predicts token a+k and counts where that token is supervised. Slot 0 is
+    the anchor.
     """
     slots = torch.arange(1, block_size, device=hidden.device)
     at = (blocks.anchors[:, None] + slots).clamp(max=len(row.ids) - 1)
@@ -65,8 +67,9 @@ def block_loss(
 class _HeadCrossEntropy(torch.autograd.Function):
     """sum of weight x cross-entropy over [n] slots, `chunk` slots of logits at a time.
 
-    The head is frozen, so the gradient of each chunk's hidden states is known as soon as its logits are: it is taken
-    in the forward pass and scaled in the backward one. Two products with the head, where recomputing needs three.
+    The head is frozen, so the gradient of each chunk's hidden states is known as soon as its logits are: it
+    is taken in the forward pass and scaled in the backward one. Two products with the head, where recomputing
+    needs three.
     """
 
     @staticmethod

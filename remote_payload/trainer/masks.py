@@ -1,10 +1,14 @@
-"""Which keys a block slot may see: DFlash's rule stated once, for compiled flex attention and for dense attention on CPU.
+"""Which keys a block slot may see: DFlash's rule stated once, for compiled flex attention and for dense
+attention on CPU.
 
-The keys of a row are its S context tokens followed by all A*B block slots. A slot k of the block anchored at a sees
-- context of the same document strictly before a: the anchor's own feature does not exist yet when serving drafts;
+The keys of a row are its S context tokens followed by all A*B block slots. A slot k of the block anchored at
+a sees
+- context of the same document strictly before a: the anchor's own feature does not exist yet when serving
+drafts;
 - a full layer: every slot of its own block, both directions;
 - a sliding layer (window W): context from a+k-(W-1) on, and slots up to k of its own block, as served.
-Nothing else. Both parts are runs of consecutive keys, so the whole rule is two half-open ranges for each query.
+Nothing else. Both parts are runs of consecutive keys, so the whole rule is two half-open ranges for each
+query.
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ import torch
 from trainer.anchors import Blocks
 from trainer.errors import Refusal
 
-# Dense attention on CPU materialises the scores of every head in fp32; beyond this a row is too big for a test machine.
+# Dense attention on CPU materialises the scores of every head in fp32; beyond this a row is too big for a
+# test machine.
 DENSE_LIMIT_BYTES = 2 << 30
 FLEX_BLOCK = 128
 
 
 class KeyRanges(NamedTuple):
-    """For each of the Q = A*B queries: context keys [context_from, context_to), own keys [own_from, own_to). int32 [Q]."""
+    """For each of the Q = A*B queries: context keys [context_from, context_to), own keys [own_from, own_to).
+    int32 [Q]."""
 
     context_from: torch.Tensor
     context_to: torch.Tensor
@@ -51,7 +57,8 @@ Mask = DenseMask | FlexMask
 def key_ranges(
     blocks: Blocks, positions: torch.Tensor, block_size: int, layer_type: str, window: int | None
 ) -> KeyRanges:
-    """The rule. `positions` int64 [S] restart at each document, so an anchor's document starts at a - positions[a]."""
+    """The rule. `positions` int64 [S] restart at each document, so an anchor's document starts at a -
+    positions[a]."""
     context = len(positions)
     slot = torch.arange(block_size, device=positions.device)
     anchor = blocks.anchors[:, None].expand(-1, block_size)
@@ -69,7 +76,8 @@ def key_ranges(
 
 
 def visible(ranges: KeyRanges, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The rule as a predicate over index tensors of any shape: serves flex's mask_mod and the dense mask alike."""
+    """The rule as a predicate over index tensors of any shape: serves flex's mask_mod and the dense mask
+    alike."""
     in_context = (key >= ranges.context_from[query]) & (key < ranges.context_to[query])
     in_block = (key >= ranges.own_from[query]) & (key < ranges.own_to[query])
     return in_context | in_block
@@ -85,7 +93,8 @@ def build_masks(
     heads: int,
     backend: str | None = None,
 ) -> dict[str, Mask]:
-    """One mask per distinct layer type. `backend` None: flex on CUDA, dense on CPU; dense is refused on CUDA."""
+    """One mask per distinct layer type. `backend` None: flex on CUDA, dense on CPU; dense is refused on
+    CUDA."""
     backend = backend or ("flex" if positions.is_cuda else "dense")
     make = {"flex": lambda r, s: flex_mask(r, s), "dense": lambda r, s: dense_mask(r, s, heads)}[backend]
     return {
@@ -157,6 +166,7 @@ def flex_mask(ranges: KeyRanges, context: int) -> FlexMask:
 
 
 def _ordered(occupied: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """bool [query blocks, key blocks] -> flex's (count [1, 1, n], indices [1, 1, n, m]), wanted blocks first."""
+    """bool [query blocks, key blocks] -> flex's (count [1, 1, n], indices [1, 1, n, m]), wanted blocks
+    first."""
     indices = occupied.int().argsort(dim=-1, descending=True, stable=True)
     return occupied.sum(-1, dtype=torch.int32)[None, None], indices.to(torch.int32)[None, None].contiguous()

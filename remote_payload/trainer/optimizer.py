@@ -1,7 +1,8 @@
 """AdamW on fp32 master weights, the clip, and the learning rate as a pure function of the step.
 
-torch's fused AdamW is used because the default and foreach ones read `torch.compiler.is_compiling()`, which is global
-on torch >= 2.13: while any thread compiles, the other replicas would round differently (2.4e-7) and drift apart.
+torch's fused AdamW is used because the default and foreach ones read `torch.compiler.is_compiling()`, which
+is global on torch >= 2.13: while any thread compiles, the other replicas would round differently (2.4e-7) and
+drift apart.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Optimizer:
         self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=BETAS, fused=True)
 
     def step(self, step: int, denominator: float) -> tuple[float, float]:
-        """Divide the summed gradients by `denominator`, clip, update, clear; returns (learning rate, norm before clip)."""
+        """Divide the summed gradients by `denominator`, clip, update, clear; returns (learning rate, norm
+        before clip)."""
         gradients = [p.grad for p in self._named.values() if p.grad is not None]
         norm = float(torch.stack([g.norm() for g in gradients]).norm()) / max(denominator, 1e-9)
         scale = min(1.0, self._train.clip / max(norm, 1e-12)) / max(denominator, 1e-9)

@@ -1,7 +1,8 @@
 """The threads of a run: one loader, one per target, one per drafter, with bounded channels between them.
 
-Row r goes to target r mod T and drafter r mod D, over a channel of that pair, so order needs no reorder buffer and the
-smallest row not yet consumed can always be produced. Any thread's failure ends all of them and is told by name.
+Row r goes to target r mod T and drafter r mod D, over a channel of that pair, so order needs no reorder
+buffer and the smallest row not yet consumed can always be produced. Any thread's failure ends all of them and
+is told by name.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class ThreadFailed(Exception):
 
 
 class Pipeline:
-    """Runs steps `start_step` … `train.steps` - 1, or until `stop` is set: then it ends after the step in flight.
+    """Runs steps `start_step` … `train.steps` - 1, or until `stop` is set: then it ends after the step in
+    flight.
 
     `on_step` runs in the thread of drafter 0, whose weights stand still until it returns.
     """
@@ -74,7 +76,8 @@ class Pipeline:
         self._step_began = 0.0
 
     def run(self, while_running: Callable[[], None]) -> None:
-        """Blocks the calling thread, which calls `while_running` a few times a second. Raises ThreadFailed."""
+        """Blocks the calling thread, which calls `while_running` a few times a second. Raises
+        ThreadFailed."""
         feeders = [self._thread("loader", self._load)]
         feeders += [self._thread(f"target-{t}", self._tap, t) for t in range(len(self._targets))]
         drafters = [self._thread(f"drafter-{d}", self._draft, d) for d in range(len(self._replicas))]

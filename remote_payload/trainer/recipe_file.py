@@ -1,4 +1,4 @@
-"""YAML into frozen dataclasses, remembering the line of every key, so that each complaint names its place and its mend."""
+"""YAML into frozen dataclasses, remembering each key's line, so that a complaint names place and mend."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def _scalar(key: str, text: str) -> Any:
 
 
 def build(cls: type, tree: Tree, defaults: dict[str, Any] | None = None) -> Any:
-    """An instance of the dataclass `cls` from `tree`; unknown keys, missing keys and wrong types are refused."""
+    """An instance of the dataclass `cls` from `tree`; unknown keys, missing keys and wrong types are
+    refused."""
     return _build(cls, {**(defaults or {}), **tree.values}, "", tree)
 
 

@@ -15,7 +15,8 @@ COMPILE_BUDGET_S = 600.0
 
 
 class RunRecord:
-    """Written by any thread; a heartbeat thread rewrites state.json so that a silent trainer is a dead one."""
+    """Written by any thread; a heartbeat thread rewrites state.json so that a silent trainer is a dead
+    one."""
 
     def __init__(self, run_dir: Path, steps: int) -> None:
         self.run_dir = run_dir

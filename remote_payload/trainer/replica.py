@@ -24,7 +24,8 @@ CHECKSUM_EVERY = 20  # steps between two proofs that all drafters hold the same 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one drafter brings to a step besides its gradients: host numbers, summed over ranks by the pipeline."""
+    """What one drafter brings to a step besides its gradients: host numbers, summed over ranks by the
+    pipeline."""
 
     numerator: float
     denominator: float

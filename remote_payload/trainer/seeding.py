@@ -8,6 +8,7 @@ import torch
 
 
 def generator(*parts: int | str) -> torch.Generator:
-    """A CPU generator that depends on `parts` alone, e.g. (seed, "anchors", step, drafter); equal on every device."""
+    """A CPU generator that depends on `parts` alone, e.g. (seed, "anchors", step, drafter); equal on every
+    device."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)

@@ -1,4 +1,4 @@
-"""Proof that a deployed payload imports under the run's interpreter: `python -m trainer.selfcheck`, one line."""
+"""Proof that a deployed payload imports under the run's interpreter: `python -m trainer.selfcheck`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run from its recipe to its export: reads, proves, warms up, trains, and says at every moment what it is doing."""
+"""One run from its recipe to its export: reads, proves, warms up, trains, and says what it is doing."""
 
 from __future__ import annotations
 
@@ -91,9 +91,8 @@ class Session:
         for target in self.targets:
             target.check_packing(self.train.documents, recipe.data.budget)
 
-        self._stage(
-            f"building {len(self.devices.drafters)} drafter(s), {self.geometry.parameter_count() / 1e6:.1f} M each"
-        )
+        millions = self.geometry.parameter_count() / 1e6
+        self._stage(f"building {len(self.devices.drafters)} drafter(s) of {millions:.1f} M parameters")
         self.replicas = [
             Replica(recipe, self.geometry, rank, device, heads[rank])
             for rank, device in enumerate(self.devices.drafters)
@@ -147,8 +146,8 @@ class Session:
         return [loaded[d][0] for d in self.devices.targets], [heads[d] for d in self.devices.drafters]
 
     def _warm_up(self, tracing: dict[str, Any]) -> None:
-        """Compile for each drafter in turn, before any thread runs: compiles are serial anyway, and racing them is how
-        tracing state leaks."""
+        """Compile for each drafter in turn, before any thread runs: compiles are serial anyway, and racing
+        them is how tracing state leaks."""
         device = self.devices.drafters[0]
         wanted, reason = _compile_decision(self.recipe.compile, device)
         if wanted:

@@ -1,4 +1,4 @@
-"""The frozen language model, run only as far as its last tapped layer, on packed rows that must not feel each other."""
+"""The frozen language model, run only to its last tapped layer; packed documents must not feel each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
 
 @dataclass(frozen=True)
 class SharedHead:
-    """The target's frozen embedding and output rows, [V, H] each (one tensor twice if the target ties them)."""
+    """The target's frozen embedding and output rows, [V, H] each (one tensor twice if the target ties
+    them)."""
 
     embed_tokens: Tensor
     lm_head: Tensor
@@ -41,7 +42,8 @@ class SharedHead:
 
 
 class Target:
-    """Features of rows and of single documents. Several threads may call it: what a forward taps is per thread."""
+    """Features of rows and of single documents. Several threads may call it: what a forward taps is per
+    thread."""
 
     def __init__(
         self, decoder: nn.Module, layer_ids: tuple[int, ...], device: torch.device, dtype: torch.dtype
@@ -82,7 +84,8 @@ class Target:
         return self._features(ids)
 
     def check_packing(self, documents: list[Document], budget: int) -> None:
-        """Refuse to go on unless packed features equal those of each document alone; names the layer that differs."""
+        """Refuse to go on unless packed features equal those of each document alone; names the layer that
+        differs."""
         parts = [Document(d.ids[:64], d.loss_mask[:64], d.key) for d in documents[:3]]
         parts = parts[: max(1, budget // 64)]
         length = min(budget, sum(len(d.ids) for d in parts) + 8)
@@ -94,8 +97,8 @@ class Target:
             worst = float((packed[:, tap] - alone[:, tap]).abs().max() / alone[:, tap].abs().max())
             if not worst <= TOLERANCE[self.dtype]:
                 raise Refusal(
-                    f"packed documents change each other: layer {layer} deviates by {worst:.1e} of its largest feature "
-                    f"(allowed {TOLERANCE[self.dtype]:.0e} in {self.dtype}); this target cannot be packed here"
+                    f"packed documents change each other: layer {layer} deviates by {worst:.1e} of its largest "
+                    f"feature (allowed {TOLERANCE[self.dtype]:.0e} in {self.dtype}): not a target for packed rows"
                 )
 
 
@@ -104,7 +107,8 @@ def load_target(
 ) -> tuple[Target, SharedHead]:
     """Read a Hugging Face causal-LM folder from disk, drop what lies beyond the last tap, freeze it.
 
-    Raises Refusal for folders that cannot be read and for models whose packing or head this trainer does not honour.
+    Raises Refusal for folders that cannot be read and for models whose packing or head this trainer does not
+    honour.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -137,13 +141,14 @@ def _check_supported(config: Any, model: str, max_document: int) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if other := kinds - {"full_attention", "sliding_attention"}:
         raise Refusal(
-            f"target model {model} has {', '.join(sorted(other))} layers: their state would leak between packed "
-            "documents; choose a target with plain attention"
+            f"target model {model} has {', '.join(sorted(other))} layers: their state would leak between "
+            "packed documents; choose a target with plain attention"
         )
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True) and max_document > window:
         raise Refusal(
-            f"target model {model} attends within {window} tokens: lower data.max_document from {max_document} to that"
+            f"target model {model} attends within {window} tokens: "
+            f"lower data.max_document from {max_document} to that"
         )
     for name in ("final_logit_softcapping", "logit_scale"):
         if getattr(config, name, None):

@@ -20,11 +20,13 @@ class Devices:
         def names(devices: tuple[torch.device, ...]) -> str:
             return " ".join(map(str, devices))
 
-        return f"{len(self.targets)}:{len(self.drafters)} (targets {names(self.targets)}; drafters {names(self.drafters)})"
+        split = f"{len(self.targets)}:{len(self.drafters)}"
+        return f"{split} (targets {names(self.targets)}; drafters {names(self.drafters)})"
 
 
 def place(recipe: Recipe) -> Devices:
-    """Named devices as they stand; otherwise GPUs in turn, otherwise the CPU. bf16 where it is fast, else fp32."""
+    """Named devices as they stand; otherwise GPUs in turn, otherwise the CPU. bf16 where it is fast, else
+    fp32."""
     topology = recipe.topology
     wanted = topology.targets + topology.drafters
     gpus = torch.cuda.device_count()
