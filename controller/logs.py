@@ -58,7 +58,7 @@ def run(
 
 
 def _follow(box: Box, console: Console, tail: dict[str, Any], sink: Bytes) -> dict[str, Any]:
-    """Go on behind `tail`. We count the bytes that arrived, so a new connection neither repeats nor skips one."""
+    """Go on behind `tail`. We count the bytes that arrive: a new connection neither repeats nor skips one."""
     at, failures = tail["offset"] + tail["bytes"], 0
 
     def take(data: bytes) -> None:

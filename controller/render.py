@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -16,6 +17,7 @@ Json = dict[str, Any]
 WIDTH, HEIGHT = 100, 25
 _COLOURS = {"healthy": 32, "finished": 32, "degraded": 33, "stalled": 33, "crashed": 31, "unreachable": 35}
 _GPU_ROWS, _EVIDENCE, _TAIL = 8, 8, 5
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")
 
 
 def screen(label: str, verdict: Verdict, snapshot: Json | None) -> str:
@@ -27,11 +29,11 @@ def screen(label: str, verdict: Verdict, snapshot: Json | None) -> str:
         if run:
             lines += _run_lines(snapshot, run, verdict)
         lines += _machine_lines(snapshot)
-    quoted = [f"           | {line}" for line in _quoted(verdict, snapshot)]
+    quoted = [f"           | {_clean(line)}" for line in _quoted(verdict, snapshot)]
     ending = [f"  {'next':<9}{_next(verdict)}"]
     room = HEIGHT - len(lines) - len(ending)
     lines += quoted[-room:] if room > 0 else []
-    return "\n".join(line[:WIDTH].rstrip() for line in [*lines, *ending])
+    return "\n".join(_cut(line) for line in [*lines, *ending])
 
 
 def one_line(label: str, verdict: Verdict, snapshot: Json | None) -> str:
@@ -55,12 +57,12 @@ def paint(text: str, word: str, stream: TextIO | None = None) -> str:
 
 
 def _headline(label: str, verdict: Verdict, snapshot: Json | None) -> str:
-    ago = ""
+    span = ""
     if snapshot is not None and verdict.since is not None:
-        time_word = "ago" if verdict.word in ("finished", "stopped", "crashed") else "for"
-        span = words.age(snapshot["now"] - verdict.since)
-        ago = f" {span} ago" if time_word == "ago" else f" for {span}"
-    return f"{label}  {verdict.word.upper()}{ago}  {verdict.summary}"
+        age = words.age(snapshot["now"] - verdict.since)
+        over = verdict.word in ("finished", "stopped", "crashed")
+        span = f" {age} ago" if over else f" for {age}"
+    return f"{label}  {verdict.word.upper()}{span}  {verdict.summary}"
 
 
 def _run_lines(snapshot: Json, run: Json, verdict: Verdict) -> Iterator[str]:
@@ -90,16 +92,16 @@ def _run_lines(snapshot: Json, run: Json, verdict: Verdict) -> Iterator[str]:
 def _launch(run: Json, now: float) -> str:
     record = run.get("record") or {}
     parts = [str(run.get("id", "?"))]
-    if record.get("recipe"):
-        parts.append(f"recipe {record['recipe']}")
-    if record.get("release"):
-        parts.append(f"release {str(record['release'])[:12]}")
-    if record.get("created"):
-        clock = datetime.datetime.fromtimestamp(record["created"], datetime.UTC).strftime("%m-%d %H:%M UTC")
-        parts.append(f"started {clock}, {words.age(now - record['created'])} ago")
     source = record.get("resume_from")
     if source:
         parts.append(f"from {source.get('run')} step {source.get('step')}")
+    if record.get("recipe"):
+        parts.append(f"recipe {record['recipe']}")
+    if record.get("release"):
+        parts.append(f"release {str(record['release'])[:8]}")
+    if record.get("created"):
+        clock = datetime.datetime.fromtimestamp(record["created"], datetime.UTC).strftime("%m-%d %H:%M UTC")
+        parts.append(f"since {clock}, {words.age(now - record['created'])}")
     return "  ".join(parts)
 
 
@@ -117,17 +119,14 @@ def _machine_lines(snapshot: Json) -> Iterator[str]:
     for entry in snapshot.get("stale") or []:
         command = str(entry.get("command", ""))[:50]
         yield from _rows("stale", [f"pid {entry.get('pid')} holds a GPU and is not of a run: {command}"])
-    disks = [_disk(disk) for disk in _distinct(snapshot.get("disks") or [])]
-    shm = snapshot.get("shm")
-    if shm:
-        disks.append(_disk(shm))
-    if disks:
-        yield from _rows("disk", ["   ".join(disks)])
+    disks = [_disk(disk) for disk in (*(snapshot.get("disks") or []), snapshot.get("shm")) if disk]
+    yield from _rows("free", ["   ".join(disks[at : at + 2]) for at in range(0, len(disks), 2)])
     lock = snapshot.get("lock")
     if lock:
         who = lock.get("operator") or {}
         name = f"{who.get('user', '?')}@{who.get('host', '?')}" if isinstance(who, dict) else str(who)
-        yield from _rows("lock", [f"{name} is at work: {lock.get('verb', '?')}"])
+        since = f" for {words.age(snapshot['now'] - lock['since'])}" if lock.get("since") else ""
+        yield from _rows("lock", [f"{name} is at work{since}: {lock.get('verb', '?')}"])
     yield from _log_line(snapshot)
 
 
@@ -152,19 +151,11 @@ def _gpu_row(row: Json) -> str:
     power = f"{cell('power_w', '{:.0f}')}/{cell('power_limit_w', '{:.0f}')} W"
     util, temperature = cell("utilization_pct", "{:.0f} %"), cell("temperature_c", "{:.0f} C")
     left = f"{row.get('index', '?'):>2}   {memory:>10}   {util:>5}   {temperature:>4}"
-    return f"{left}   {power:<10}   {row.get('name', '')}"
+    return f"{left}   {power:<10}   {str(row.get('name') or '').removeprefix('NVIDIA ')}"
 
 
 def _disk(disk: Json) -> str:
-    return f"{disk['path']} {words.size(disk['free_bytes'])} free of {words.size(disk['total_bytes'])}"
-
-
-def _distinct(disks: list[Json]) -> list[Json]:
-    """Folders of one file system show the same figures: once is enough."""
-    seen: dict[tuple[Any, Any], Json] = {}
-    for disk in disks:
-        seen.setdefault((disk.get("free_bytes"), disk.get("total_bytes")), disk)
-    return list(seen.values())
+    return f"{disk['path']} {words.size(disk['free_bytes'])} of {words.size(disk['total_bytes'])}"
 
 
 def _log_line(snapshot: Json) -> Iterator[str]:
@@ -203,3 +194,14 @@ def _next(verdict: Verdict) -> str:
 def _rows(name: str, texts: Any) -> Iterator[str]:
     for index, text in enumerate(texts):
         yield f"  {name if index == 0 else '':<9}{text}"
+
+
+def _cut(line: str) -> str:
+    line = line.rstrip()
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
+
+
+def _clean(line: str) -> str:
+    """A log line without colours, without what a progress bar has overwritten, without control characters."""
+    shown = _ESCAPES.sub("", line).expandtabs(4).rstrip("\r").rpartition("\r")[2]
+    return "".join(letter if letter.isprintable() else "?" for letter in shown)

@@ -43,7 +43,7 @@ def look(box: Box, run_id: str = "", *, log_lines: int = 12) -> tuple[Verdict, d
         if error.kind != "container-stopped":
             raise
         return judge(None, why=error.message, mend=error.hint, container_off=True), None
-    return judge(snapshot), snapshot
+    return judge(snapshot, gpus=box.gpus), snapshot
 
 
 def run(box: Box, console: Console, *, run_id: str = "") -> Outcome:

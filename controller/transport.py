@@ -136,7 +136,7 @@ class Link:
 
     def _lost(self, why: str) -> ConnectionLost:
         return ConnectionLost(
-            f"lost {_where(self.endpoint)}: {why}", "nothing is known about the run until it is back"
+            f"lost {_where(self.endpoint)}: {why}", "check the host and the way to it; the run may be fine"
         )
 
 

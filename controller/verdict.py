@@ -37,7 +37,8 @@ PHASE_LIMIT_S = 900.0  # an evaluation, a checkpoint or an end that takes longer
 class Verdict:
     """`summary` is the rest of the first line, `since` epoch seconds of the container or None.
 
-    `reasons` say why, `evidence` are lines to quote (a traceback), `mend` what to do where the word does not tell.
+    `reasons` say why, `evidence` are lines to quote (a traceback), `mend` is there where the word alone does not
+    tell what to do.
     """
 
     word: str
@@ -62,10 +63,18 @@ class Verdict:
         }
 
 
-def judge(snapshot: Json | None, *, why: str = "", mend: str = "", container_off: bool = False) -> Verdict:
+def judge(
+    snapshot: Json | None,
+    *,
+    why: str = "",
+    mend: str = "",
+    container_off: bool = False,
+    gpus: int | None = None,
+) -> Verdict:
     """The verdict on one snapshot. None: there was none, `why` says what stood in the way, `mend` what helps.
 
-    `container_off`: the host answered that the container is not running, so nothing in it is.
+    `container_off`: the host answered that the container is not running, so nothing in it is. `gpus`: how many
+    the inventory expects.
     """
     if snapshot is None:
         reasons = (why,) if why else ()
@@ -80,7 +89,7 @@ def judge(snapshot: Json | None, *, why: str = "", mend: str = "", container_off
     trainer = _alive(run, "trainer")
     if trainer is None:
         return _without_trainer(snapshot, run)
-    return _living(snapshot, run, trainer)
+    return _living(snapshot, run, trainer, gpus)
 
 
 def _ended(run: Json, end: Json) -> Verdict:
@@ -97,8 +106,20 @@ def _ended(run: Json, end: Json) -> Verdict:
         return Verdict("stopped", f"at step {step}", at, tuple(reasons))
     signal, code = end.get("signal"), end.get("code")
     how = f"killed by {signal}" if signal else f"exit code {code}"
-    reasons = [how if not end.get("detail") else f"{how}: {end['detail']}"]
-    return Verdict("crashed", f"{how} at step {step}", at, tuple(reasons), _evidence(run))
+    return Verdict("crashed", f"{how} at step {step}", at, tuple(_causes(run, end)), _evidence(run))
+
+
+def _causes(run: Json, end: Json) -> Iterator[str]:
+    """What an exit says about its cause, beyond its number."""
+    if end.get("detail"):
+        yield str(end["detail"])
+    traceback = (run.get("log") or {}).get("traceback")
+    if end.get("signal") == "SIGKILL":
+        yield "SIGKILL comes from outside: from a person, or from the kernel for want of memory"
+    elif end.get("code") == 2:
+        yield "the trainer refused to go on; the log's last line says why"
+    elif traceback:
+        yield str(traceback[-1])
 
 
 def _without_trainer(snapshot: Json, run: Json) -> Verdict:
@@ -120,9 +141,9 @@ def _without_trainer(snapshot: Json, run: Json) -> Verdict:
     )
 
 
-def _living(snapshot: Json, run: Json, trainer: Json) -> Verdict:
+def _living(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Verdict:
     now, state = snapshot["now"], run.get("state") or {}
-    doubts = tuple(_doubts(snapshot, run, trainer))
+    doubts = tuple(_doubts(snapshot, run, trainer, gpus))
     phase = state.get("phase", "starting")
     since = state.get("phase_since") or (run.get("record") or {}).get("created")
     asides = tuple(_asides(run, state))
@@ -166,7 +187,7 @@ def _stall(run: Json, state: Json, trainer: Json, now: float) -> Verdict | None:
     return Verdict("stalled", f"at step {state.get('step', 0)}", moved_at, tuple(reasons), _evidence(run))
 
 
-def _doubts(snapshot: Json, run: Json, trainer: Json) -> Iterator[str]:
+def _doubts(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Iterator[str]:
     """What makes a living run degraded, each in words."""
     now, state = snapshot["now"], run.get("state") or {}
     yield from _process_doubts(trainer)
@@ -180,8 +201,11 @@ def _doubts(snapshot: Json, run: Json, trainer: Json) -> Iterator[str]:
     room = _room(snapshot, run)
     if room:
         yield room
-    if (snapshot.get("gpus") or {}).get("status") in ("timeout", "error"):
-        yield f"nvidia-smi: {snapshot['gpus'].get('detail') or snapshot['gpus']['status']}"
+    table = snapshot.get("gpus") or {}
+    if table.get("status") in ("timeout", "error"):
+        yield f"nvidia-smi: {table.get('detail') or table['status']}"
+    elif gpus is not None and len(table.get("rows") or []) < gpus:
+        yield f"{len(table.get('rows') or [])} of {words.plural(gpus, 'GPU')} of the inventory are here"
 
 
 def _process_doubts(trainer: Json) -> list[str]:

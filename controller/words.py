@@ -4,9 +4,11 @@ from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: `4.2s`, `45s`, `3m 10s`, `2h 05m`, `5d 2h`."""
+    """Two units at most: `0.08s`, `4.2s`, `45s`, `3m 10s`, `2h 05m`, `5d 2h`."""
     if seconds < 0:
         seconds = 0.0
+    if seconds < 0.995:
+        return f"{seconds:.2f}s"
     if seconds < 9.95:
         return f"{seconds:.1f}s"
     whole = round(seconds)
@@ -20,11 +22,11 @@ def duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration for something that happened: whole seconds below a minute, one unit above."""
+    """How long ago, in one unit of which there are at least two: `119s`, `2m`, `47h`, `2d`."""
     whole = max(0, int(seconds))
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if whole >= 2 * size or (size > 60 and whole >= size):
-            return f"{whole // size}{unit}"
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if whole >= 2 * unit_s:
+            return f"{whole // unit_s}{unit}"
     return f"{whole}s"
 
 
@@ -41,9 +43,9 @@ def size(count: float) -> str:
 
 def rate(tokens_per_s: float) -> str:
     """Tokens per second: `812 tok/s`, `4.31k tok/s`, `1.20M tok/s`."""
-    for size_, unit in ((1e6, "M"), (1e3, "k")):
-        if tokens_per_s >= size_:
-            return f"{tokens_per_s / size_:.2f}{unit} tok/s"
+    for unit_size, unit in ((1e6, "M"), (1e3, "k")):
+        if tokens_per_s >= unit_size:
+            return f"{tokens_per_s / unit_size:.2f}{unit} tok/s"
     return f"{tokens_per_s:.0f} tok/s"
 
 

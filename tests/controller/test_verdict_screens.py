@@ -1,0 +1,136 @@
+"""Every verdict word from a recorded snapshot, and the screen that a person sees for it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller import progress, render, verdict, words
+
+FOLDER = Path(__file__).resolve().parent.parent / "golden" / "screens"
+CASES = sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def read(name: str) -> dict[str, Any]:
+    return dict(json.loads((FOLDER / f"{name}.json").read_text("utf-8")))
+
+
+def judged(case: dict[str, Any]) -> verdict.Verdict:
+    told = {key: case[key] for key in ("why", "mend", "container_off", "gpus") if key in case}
+    return verdict.judge(case["snapshot"], **told)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_verdict_and_the_screen_of(name: str, golden: Callable[[str, str], None]) -> None:
+    case = read(name)
+    found = judged(case)
+    screen = render.screen("lab/200", found, case["snapshot"])
+    golden(f"screens/{name}.txt", screen)
+    assert found.word == case["word"]
+    assert len(screen.splitlines()) <= render.HEIGHT
+    assert all(len(line) <= render.WIDTH for line in screen.splitlines())
+    assert screen.startswith(f"lab/200  {case['word'].upper()}")
+
+
+def test_every_word_has_a_case_and_an_exit_code() -> None:
+    assert {read(name)["word"] for name in CASES} == set(verdict.EXIT_CODES)
+
+
+def test_judging_changes_nothing_and_is_repeatable() -> None:
+    case = read("healthy")
+    before = copy.deepcopy(case)
+    assert judged(case) == judged(case)
+    assert case == before
+
+
+def test_a_stall_begins_just_beyond_the_limit() -> None:
+    case = read("stalled")
+    run = case["snapshot"]["run"]
+    for step_s, limit in ((0.8, 60.0), (20.0, 200.0), (200.0, 900.0)):
+        for line in run["metrics"]:
+            line.update(step_s=step_s)
+        for quiet, word in ((limit - 1, "healthy"), (limit + 1, "stalled")):
+            run["state"]["progress_at"] = case["snapshot"]["now"] - quiet
+            assert judged(case).word == word, (step_s, quiet)
+
+
+def test_a_zombie_trainer_is_not_alive() -> None:
+    case = read("crashed-vanished")
+    case["snapshot"]["run"]["processes"] = [{"pid": 44, "role": "trainer", "state": "Z"}]
+    assert judged(case).word == "crashed"
+
+
+def test_compile_steps_are_in_no_figure() -> None:
+    metrics = [{"step": 1, "loss": 9.0, "tokens": 100, "step_s": 100.0, "compile": True}]
+    metrics += [{"step": n, "loss": 8.0, "tokens": 500, "step_s": 0.5, "compile": False} for n in (2, 3)]
+    found = progress.of({"metrics": metrics, "state": {"step": 3, "steps": 13}})
+    assert found.tokens_per_s == 1000
+    assert found.step_s == 0.5
+    assert found.eta_s == 5.0
+
+
+def test_there_is_no_eta_before_a_steady_step() -> None:
+    metrics = [{"step": 1, "loss": 9.0, "tokens": 100, "step_s": 100.0, "compile": True}]
+    found = progress.of({"metrics": metrics, "state": {"step": 1, "steps": 13}})
+    assert (found.tokens_per_s, found.eta_s, found.steady_steps) == (None, None, 0)
+
+
+def test_a_run_without_any_file_yet_is_not_an_accident() -> None:
+    assert progress.of({}) == progress.Progress(0, 0, 0, None, None, None, None, None, None)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colour_only_for_a_terminal_and_never_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    line = "lab/200  HEALTHY for 2m"
+    assert "\x1b[" in render.paint(line, "healthy", Terminal())
+    assert render.paint(line, "healthy", io.StringIO()) == line
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert render.paint(line, "healthy", Terminal()) == line
+
+
+def test_control_characters_of_a_log_do_not_reach_the_screen() -> None:
+    case = read("healthy")
+    case["snapshot"]["run"]["log"]["tail"] = [
+        "\x1b[31mred\x1b[0m\r\tprogress\x07",
+        "wide " * 60,
+        "10%\r20%\r",
+    ]
+    screen = render.screen("lab/200", judged(case), case["snapshot"])
+    assert all(line.isprintable() for line in screen.split("\n"))
+    assert "| red" not in screen  # overwritten by what came after the carriage return
+    assert "| 20%" in screen
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.08, "0.08s"), (4.23, "4.2s"), (59.6, "1m 00s"), (190, "3m 10s"), (7500, "2h 05m"), (450000, "5d 5h")],
+)
+def test_durations_in_words(seconds: float, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-3, "0s"), (59, "59s"), (119, "119s"), (120, "2m"), (7199, "119m"), (90000, "25h")]
+)
+def test_ages_in_words(seconds: float, text: str) -> None:
+    assert words.age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (39000, "38.1 KiB"), (1 << 40, "1.0 TiB"), (1e18, "909495 TiB")],
+)
+def test_sizes_in_words(count: float, text: str) -> None:
+    assert words.size(count) == text
