@@ -168,9 +168,9 @@ class Session(asyncssh.SSHServerSession[bytes]):
 
     def _close_output(self, fd: int) -> None:
         self.loop.remove_reader(fd)
-        del self.outputs[fd]
         if fd == self.stdin:
             self._close_stdin()
+        del self.outputs[fd]
         os.close(fd)
 
     # the end

@@ -85,16 +85,25 @@ def become(vmid: int, argv: list[bytes], env: dict[bytes, bytes], cwd: str) -> N
         os.chdir("/")
     os.umask(0o022)
     try:
-        if not argv[0]:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        try:
-            os.execvpe(argv[0], argv, env)
-        except OSError as error:
-            if error.errno != errno.ENOEXEC:
-                raise
-            os.execve(b"/bin/sh", [b"sh", *argv], env)  # a script without a first line, as execvp does
+        search_and_exec(argv, env)
     except OSError as error:
         name = argv[0].decode("utf-8", "replace")
         sys.stderr.write(f'lxc-attach: {vmid}: {os.strerror(error.errno or 0)} - Failed to exec "{name}"\n')
         sys.stderr.flush()
         os._exit(127 if error.errno == errno.ENOENT else 126)
+
+
+def search_and_exec(argv: list[bytes], env: dict[bytes, bytes]) -> None:
+    """What execvp of the C library does; `os.execvpe` would import a module out of the container."""
+    name, refusal = argv[0], errno.ENOENT
+    folders = [b""] if b"/" in name else [folder + b"/" for folder in env[b"PATH"].split(b":")]
+    for folder in folders if name else []:
+        try:
+            os.execve(folder + name, argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            if error.errno == errno.ENOEXEC:  # a script without a first line
+                os.execve(b"/bin/sh", [b"sh", folder + name, *argv[1:]], env)
+            refusal = error.errno or refusal
+    raise OSError(refusal, os.strerror(refusal))

@@ -152,5 +152,5 @@ def live_pid(path: str) -> int | None:
         pairs = read_pairs(path)
         pid = int(pairs["pid"])
         return pid if start_time(pid) == pairs["start"] else None
-    except (FileNotFoundError, KeyError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, KeyError, ValueError):
         return None
