@@ -11,6 +11,7 @@ import threading
 import time
 from typing import IO, Any
 
+from agent import procs
 from agent.call import Args, Call, Refusal
 from agent.frames import ReaderGone
 
@@ -45,7 +46,7 @@ def run(call: Call) -> dict[str, Any]:
         )
     code = child.wait()
     if code < 0:
-        return {"code": 128 - code, "signal": signal.Signals(-code).name}
+        return {"code": 128 - code, "signal": procs.signal_name(-code)}
     return {"code": code, "signal": None}
 
 

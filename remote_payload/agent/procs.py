@@ -147,6 +147,13 @@ def send(proc: Proc, number: int) -> bool:
             os.close(handle)
 
 
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"  # a real-time signal
+
+
 def device_holders(prefix: str = "/dev/nvidia") -> dict[int, list[str]]:
     """Which processes hold device files that start with `prefix`: pid -> device paths."""
     holders: dict[int, list[str]] = {}

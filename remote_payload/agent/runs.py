@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from typing import Any, NamedTuple
 
 from agent.call import Refusal, Roots
-from agent.files import number, read_json
+from agent.files import number, read_json, write_json
 
+DEFAULT_GRACE_S = 120.0  # for the step in flight and its checkpoint
 _ID = re.compile(r"r-(\d{4,})")
 _CHECKPOINT = re.compile(r"step-(\d+)")
 
@@ -87,6 +89,11 @@ def has_finished(run_dir: str) -> bool:
     if end is not None:
         return end.get("reason") == "finished"
     return (read_json(os.path.join(run_dir, "state.json")) or {}).get("phase") == "finished"
+
+
+def write_exit(run_dir: str, facts: dict[str, Any]) -> None:
+    """`exit.json` from `code`, `signal`, `reason` and `detail`."""
+    write_json(os.path.join(run_dir, "exit.json"), {"schema": 1, "at": time.time(), **facts})
 
 
 def resume_point(roots: Roots, run: str) -> dict[str, Any] | None:

@@ -6,12 +6,15 @@ Every test gets a box of its own: short root paths (a tmux socket's path has 107
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -124,6 +127,27 @@ def collect(process: subprocess.Popen[bytes]) -> Answer:
     return answer
 
 
+def manifest_of(files: dict[str, bytes]) -> list[dict[str, Any]]:
+    return [
+        {"path": path, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "mode": 0o644}
+        for path, data in sorted(files.items())
+    ]
+
+
+def release_of(files: dict[str, bytes]) -> str:
+    return hashlib.sha256(json.dumps(manifest_of(files)).encode()).hexdigest()[:16]
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path, data in files.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
 def _write(stdin: IO[bytes], data: bytes) -> None:
     with contextlib.suppress(BrokenPipeError):
         stdin.write(data)
@@ -140,6 +164,9 @@ class Box:
     python: str = sys.executable
 
     bundle = staticmethod(bundle)
+    manifest_of = staticmethod(manifest_of)
+    release_of = staticmethod(release_of)
+    tar_of = staticmethod(tar_of)
     collect = staticmethod(collect)
     next_frame = staticmethod(next_frame)
 
@@ -156,10 +183,10 @@ class Box:
         process.stdin.flush()
         return process
 
-    def call(self, verb: str, *, stream: bytes = b"", user: str = "ana", **args: Any) -> Answer:
+    def call(self, verb: str, *, stream_bytes: bytes = b"", user: str = "ana", **args: Any) -> Answer:
         """One whole call."""
         process = self.begin(verb, args, user)
-        writer = threading.Thread(target=_write, args=(process.stdin, stream))
+        writer = threading.Thread(target=_write, args=(process.stdin, stream_bytes))
         writer.start()
         answer = collect(process)
         writer.join()
@@ -167,6 +194,45 @@ class Box:
 
     def run_dir(self, run: str) -> Path:
         return Path(self.roots["lib"]) / "runs" / run
+
+    # -- a release of the real agent and the stand-in trainer ------------------------------------------------
+
+    def payload(self, **changes: str | None) -> dict[str, bytes]:
+        """Path -> content; `changes` replaces files, or leaves them out with None."""
+        files = {f"agent/{path.name}": path.read_bytes() for path in AGENT.glob("*.py")}
+        standin = Path(__file__).with_name("standin")
+        for path in standin.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                files[path.relative_to(standin).as_posix()] = path.read_bytes()
+        for name, text in changes.items():
+            if text is None:
+                del files[name]
+            else:
+                files[name] = text.encode()
+        return files
+
+    def release_args(self, files: dict[str, bytes]) -> dict[str, Any]:
+        return {"release": release_of(files), "manifest": manifest_of(files), "python": self.python}
+
+    def deploy(self, files: dict[str, bytes] | None = None, **args: Any) -> Answer:
+        """Ask, and stream what is missing, as the controller does."""
+        files = self.payload() if files is None else files
+        wanted = {**self.release_args(files), **args}
+        asked = self.call("deploy", **wanted)
+        if not asked.end["ok"] or asked.result["outcome"] != "missing":
+            return asked
+        stream = tar_of({path: files[path] for path in asked.result["want"]})
+        return self.call("deploy", stream_bytes=stream, **wanted, stream=True)
+
+    def start(
+        self, behave: str = "train", verb: str = "start", recipe: dict[str, Any] | None = None, **args: Any
+    ):
+        overrides = {"behave": behave, **(recipe or {})}
+        return self.call(verb, recipe="tiny", overrides=overrides, python=self.python, **args)
+
+    def current(self) -> str | None:
+        link = Path(self.roots["opt"]) / "current"
+        return link.resolve().name if link.exists() else None
 
     def file(self, run: str, name: str) -> dict[str, Any]:
         return json.loads((self.run_dir(run) / name).read_text())

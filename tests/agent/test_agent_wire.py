@@ -73,9 +73,9 @@ def test_exec_names_the_signal_that_ended_the_child(box):
 
 
 def test_exec_reads_nothing_unless_asked_and_then_every_byte(box):
-    assert box.call("exec", argv=["cat"], stream=b"lost").out == b""
+    assert box.call("exec", argv=["cat"], stream_bytes=b"lost").out == b""
     data = os.urandom(3_000_000)
-    assert box.call("exec", argv=["cat"], stdin=True, stream=data).out == data
+    assert box.call("exec", argv=["cat"], stdin=True, stream_bytes=data).out == data
 
 
 def test_exec_says_when_the_command_cannot_start(box):

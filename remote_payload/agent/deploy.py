@@ -1,0 +1,149 @@
+"""Why: a release arrives whole or not at all: unpacked beside the others, proven, then one link moves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import Any
+
+from agent import lock, procs, releases, unpack
+from agent.call import Args, Call, Json, Refusal, Roots
+from agent.files import read_json, write_json
+from agent.interpreter import find_python, import_check
+
+ARGS: Args = {
+    "release": (str, None, "the release's content hash"),
+    "manifest": (list, None, "its files: [{path, sha256, bytes, mode}]"),
+    "python": (str, None, "the run's interpreter; without it this one"),
+    "stream": (bool, False, "a tar of the wanted files follows on stdin"),
+}
+KEEP = 5  # releases, besides the current one and those of live runs
+KEEP_EDITED = 2  # set-aside copies of releases that were edited by hand
+_INCOMING = ".incoming-"
+_EDITED = ".edited-"
+
+
+def run(call: Call) -> dict[str, Any]:
+    """The contract's `deploy`. `files` and `bytes` count what travelled; `edited`: files changed by hand."""
+    if call.args["release"] is None or not call.args["manifest"]:
+        raise Refusal("usage", "deploy needs a release and its manifest")
+    release = releases.check_name(call.args["release"])
+    manifest = unpack.check_manifest(call.args["manifest"])
+    python = find_python(call.args["python"])
+    with lock.hold(call):
+        os.makedirs(call.roots.releases, exist_ok=True)
+        _remove_debris(call.roots)
+        place = releases.folder(call.roots, release)
+        previous = releases.linked(call.roots, "current")
+        edited = releases.differences(place, manifest) if os.path.isdir(place) else []
+        answer: Json = {"release": release, "previous": previous, "files": 0, "bytes": 0, "edited": edited}
+        if os.path.isdir(place) and not edited:
+            if previous == release:
+                return {**answer, "outcome": "unchanged"}
+            _switch(call.roots, release, previous)
+            return {**answer, "outcome": "switched", "pruned": _prune(call.roots)}
+        if edited:
+            shown = ", ".join(edited[:5]) + (f" and {len(edited) - 5} more" if len(edited) > 5 else "")
+            call.frames.note(f"release {release} is no longer what was deployed ({shown}): it is made again")
+        return {**answer, **_make(call, release, manifest, python, previous)}
+
+
+def _make(call: Call, release: str, manifest: list[Json], python: str, previous: str | None) -> Json:
+    """Build the release in a folder of its own and move it into place; a failure leaves nothing of it."""
+    roots = call.roots
+    _check_room(roots, sum(file["bytes"] for file in manifest))
+    sources = unpack.find_copies(roots, manifest)
+    want = [file for file in manifest if file["path"] not in sources]
+    if want and not call.args["stream"]:
+        return {"outcome": "missing", "want": [file["path"] for file in want]}
+    incoming = os.path.join(roots.releases, _INCOMING + call.nonce)
+    try:
+        os.mkdir(incoming, 0o755)
+        files, size = unpack.receive(call.stdin, incoming, manifest) if call.args["stream"] else (0, 0)
+        unpack.copy_rest(incoming, manifest, sources)
+        record = {
+            "schema": 1,
+            "release": release,
+            "created": time.time(),
+            "operator": call.operator,
+            "files": manifest,
+        }
+        write_json(os.path.join(incoming, releases.MANIFEST), record)
+        call.frames.note(f"{len(manifest)} files verified; checking that {python} can import them")
+        versions = import_check(python, incoming)
+        wrong = releases.differences(incoming, manifest)
+        if wrong:
+            raise Refusal("verify", f"{wrong[0]} changed while the release was checked", "deploy again")
+        unpack.sync_tree(incoming)
+        place = releases.folder(roots, release)
+        if os.path.isdir(place):  # edited by hand: set aside, for whoever edited it
+            os.rename(place, os.path.join(roots.releases, f"{_EDITED}{release}-{call.nonce}"))
+        os.rename(incoming, place)
+        unpack.sync_folder(roots.releases)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
+    _switch(roots, release, previous)
+    return {
+        "outcome": "deployed",
+        "files": files,
+        "bytes": size,
+        "versions": versions,
+        "pruned": _prune(roots),
+    }
+
+
+def _switch(roots: Roots, release: str, previous: str | None) -> None:
+    """Move `current`, and keep where it was as `previous`; each link is replaced in one step."""
+    os.utime(releases.folder(roots, release))  # the newest are kept
+    for link, target in (("previous", previous), ("current", release)):
+        if (
+            target is None
+            or releases.linked(roots, link) == target
+            or (link == "previous" and target == release)
+        ):
+            continue
+        temporary = os.path.join(roots.opt, f".{link}-{os.getpid()}")
+        if os.path.lexists(temporary):
+            os.unlink(temporary)
+        os.symlink(os.path.join("releases", target), temporary)
+        os.replace(temporary, os.path.join(roots.opt, link))
+    unpack.sync_folder(roots.opt)
+
+
+def _check_room(roots: Roots, size: int) -> None:
+    room = os.statvfs(roots.releases)
+    free, needed = room.f_bavail * room.f_frsize, int(size * 1.2)  # byte code and block rounding
+    if free < needed:
+        raise Refusal(
+            "disk",
+            f"{roots.releases} has {free / 1e6:.1f} MB free, this release needs {needed / 1e6:.1f} MB",
+            "remove what fills that disk",
+        )
+
+
+def _remove_debris(roots: Roots) -> None:
+    """Half-made releases of broken deploys. We hold the lock, so none of them is in the making."""
+    for name in os.listdir(roots.releases):
+        if name.startswith(_INCOMING):
+            shutil.rmtree(os.path.join(roots.releases, name), ignore_errors=True)
+    for name in os.listdir(roots.opt):
+        if name.startswith((".current-", ".previous-")):
+            os.unlink(os.path.join(roots.opt, name))
+
+
+def _prune(roots: Roots) -> list[str]:
+    """Remove releases beyond the newest few; never the current one, nor one that a live run came from."""
+    keep = set(releases.names(roots)[:KEEP]) | {releases.linked(roots, "current")}
+    for run_dir in procs.marked():
+        record = read_json(os.path.join(run_dir, "run.json")) or {}
+        keep.add(record.get("release"))
+    gone = [name for name in releases.names(roots) if name not in keep]
+    edited = [name for name in os.listdir(roots.releases) if name.startswith(_EDITED)]
+    edited.sort(key=lambda name: os.lstat(os.path.join(roots.releases, name)).st_ctime, reverse=True)
+    for name in gone + edited[KEEP_EDITED:]:
+        # renamed first: a removal that is cut short leaves debris, never a release with holes
+        doomed = os.path.join(roots.releases, f"{_INCOMING}old-{name.lstrip('.')}")
+        os.rename(os.path.join(roots.releases, name), doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+    return gone

@@ -1,0 +1,112 @@
+"""Why: only the run's interpreter knows if the payload imports, what a recipe says, what is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+from agent.call import Json, Refusal
+
+IMPORT_TIMEOUT_S = 300  # a first import of torch from a cold disk takes minutes at worst
+_DISTRIBUTIONS = ("torch", "triton", "transformers", "flash-linear-attention", "causal-conv1d")
+_VERSIONS = """
+import importlib.metadata as metadata, json, platform, sys
+found = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        found[name] = None
+print(json.dumps(found))
+"""
+
+
+def find_python(given: str | None) -> str:
+    """The interpreter's full path, or a `no-python` refusal."""
+    path = shutil.which(given or sys.executable)
+    if path is None:
+        raise Refusal(
+            "no-python", f"there is no interpreter {given}", "check `python` in this box's inventory entry"
+        )
+    return os.path.abspath(path)  # not realpath: a venv's python is a link that must stay one
+
+
+def run_python(python: str, argv: list[str], cwd: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter on `argv`; refuses when it cannot start or hangs. Imports leave no byte code."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    try:
+        return subprocess.run(
+            [python, *argv],
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        raise Refusal("no-python", f"{python} {argv[-1]:.60} did not end in {timeout_s:g} s") from None
+    except OSError as error:
+        raise Refusal("no-python", f"{python} cannot run: {error.strerror}") from None
+
+
+def import_check(python: str, folder: str) -> str:
+    """Byte-compile a release and import it there; the line of versions that `trainer.selfcheck` prints."""
+    compiled = run_python(python, ["-m", "compileall", "-q", "."], folder, IMPORT_TIMEOUT_S)
+    if compiled.returncode != 0:
+        said = (compiled.stdout + compiled.stderr).strip()
+        raise Refusal("import-check", f"a file does not compile: {_last_line(said)}", _place(said))
+    complete = os.path.isfile(os.path.join(folder, "trainer", "selfcheck.py"))
+    module = "trainer.selfcheck" if complete else "agent.main"
+    done = run_python(python, ["-c", f"import {module}"], folder, IMPORT_TIMEOUT_S)
+    if done.returncode != 0:
+        raise Refusal(
+            "import-check",
+            f"{python} cannot import {module}: {_last_line(done.stderr)}",
+            _place(done.stderr) or "install what is missing into that interpreter",
+        )
+    return _last_line(done.stdout)
+
+
+def versions(python: str) -> Json:
+    """Installed versions of what decides a compile cache, read from metadata: torch is not imported."""
+    done = run_python(python, ["-I", "-c", _VERSIONS, *_DISTRIBUTIONS], "/", 30)
+    try:
+        found: Json = json.loads(done.stdout)
+        return found
+    except ValueError:
+        raise Refusal("no-python", f"{python} cannot tell its versions: {_last_line(done.stderr)}") from None
+
+
+def describe_recipe(python: str, release_dir: str, recipe: str, overrides: Any) -> Json:
+    """What `trainer.config` says of a recipe: `name config_hash model steps checkpoint_bytes budget`."""
+    argv = ["-m", "trainer.config", recipe, "--overrides", json.dumps(overrides)]
+    done = run_python(python, argv, release_dir, 60)
+    try:
+        answer = json.loads(_last_line(done.stdout))
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise Refusal(
+            "import-check", f"{python} cannot read recipes: {_last_line(done.stderr)}", _place(done.stderr)
+        )
+    if not answer.get("ok"):
+        raise Refusal("usage", str(answer.get("error", "the recipe is not valid")))
+    return answer
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def _place(text: str) -> str:
+    """The innermost `File "…", line N` of a traceback, for the hint."""
+    places = [line.strip() for line in text.splitlines() if line.strip().startswith('File "')]
+    return f"at {places[-1]}" if places else ""

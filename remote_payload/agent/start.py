@@ -1,0 +1,207 @@
+"""Why: a run begins only when all it needs is there, and the operator hears at once whether it lives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from typing import Any, NamedTuple
+
+from agent import cache, gpu, interpreter, lock, procs, releases, runs, tmux
+from agent.call import Args, Call, Json, Refusal, Roots
+from agent.files import read_json, tail_lines, write_json
+
+ARGS: Args = {
+    "recipe": (str, None, "a name under recipes/, or a YAML file of the container"),
+    "overrides": (object, {}, "changes to the recipe: an object or a list of key=value"),
+    "python": (str, None, "the run's interpreter; without it this one"),
+    "fresh_cache": (bool, False, "start with an empty compile cache"),
+    "resume": (str, "auto", "auto, none or a run id"),
+    "grace_s": (float, None, "seconds that a later stop gives the trainer; without it 120"),
+    "first_state_s": (float, 180.0, "seconds to wait for the first state"),
+}
+SPAWN_S = 10.0  # seconds in which the supervisor must have appeared
+NOTE_S = 2.0
+DEATH_LINES = 20
+
+
+class Plan(NamedTuple):
+    """A start that was found possible, before anything is changed."""
+
+    release: str
+    release_dir: str
+    python: str
+    recipe: Json
+
+
+def run(call: Call) -> Json:
+    with lock.hold(call):
+        plan = prepare(call)
+        refuse_if_alive(call.roots)
+        return launch(call, plan)
+
+
+def prepare(call: Call) -> Plan:
+    """Look for all that a run needs; one refusal for the first thing missing. Changes nothing."""
+    roots, name = call.roots, call.args["recipe"]
+    release = releases.linked(roots, "current")
+    if release is None:
+        raise Refusal("no-release", f"no release in {roots.opt}", "invoke deploy")
+    release_dir = releases.folder(roots, release)
+    python = interpreter.find_python(call.args["python"])
+    _find_recipe(release_dir, name)
+    recipe = interpreter.describe_recipe(python, release_dir, name, call.args["overrides"])
+    model = str(recipe.get("model"))
+    if not os.path.isdir(os.path.join(release_dir, model)):
+        raise Refusal(
+            "no-model", f"the model folder {model} is not in the container", "put the target model there"
+        )
+    os.makedirs(roots.runs, exist_ok=True)
+    room = os.statvfs(roots.runs)
+    free, needed = room.f_bavail * room.f_frsize, 2 * int(recipe.get("checkpoint_bytes") or 0)
+    if free < needed:
+        raise Refusal(
+            "disk",
+            f"{roots.runs} has {free / 1e9:.2f} GB free, two checkpoints need {needed / 1e9:.2f} GB",
+            "remove old checkpoints, or give the container more disk",
+        )
+    return Plan(release, release_dir, python, recipe)
+
+
+def _find_recipe(release_dir: str, name: str | None) -> None:
+    folder = os.path.join(release_dir, "recipes")
+    if name is not None:
+        is_file = name.endswith((".yaml", ".yml"))
+        path = os.path.join(release_dir, name) if is_file else os.path.join(folder, name + ".yaml")
+        if os.path.isfile(path):
+            return
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    known = ", ".join(sorted(each[:-5] for each in names if each.endswith(".yaml"))) or "none"
+    raise Refusal("no-recipe", f"there is no recipe {name!r} in the release", f"there are: {known}")
+
+
+def refuse_if_alive(roots: Roots) -> None:
+    for run_dir, found in procs.marked().items():
+        if os.path.dirname(run_dir) != roots.runs:
+            continue
+        run_id = os.path.basename(run_dir)
+        if os.path.exists(os.path.join(run_dir, "exit.json")):
+            words = f"run {run_id} has ended, but its process {found[0].pid} is left ({found[0].command:.60})"
+        else:
+            words = f"run {run_id} is alive"
+        raise Refusal("run-alive", words, "invoke restart, or invoke abort", run=run_id)
+
+
+def launch(call: Call, plan: Plan) -> Json:
+    """Make the run and start it; returns with its first state, or refuses with `died` and its last lines."""
+    roots, args = call.roots, call.args
+    resume_from = runs.choose_resume(roots, args["resume"], str(plan.recipe.get("config_hash")))
+    versions = interpreter.versions(plan.python)
+    made = cache.make_key(versions, gpu.query(roots.run), plan.release_dir)
+    chosen = cache.choose(roots, made, args["fresh_cache"], call.nonce)
+    run_id, run_dir = runs.create(roots)
+    record = {
+        "schema": 1,
+        "id": run_id,
+        "created": time.time(),
+        "release": plan.release,
+        "release_dir": plan.release_dir,
+        "recipe": args["recipe"],
+        "overrides": args["overrides"],
+        "python": plan.python,
+        "argv": [plan.python, "-m", "trainer", "--run-dir", run_dir],
+        "env": _environment(plan.python, run_id, run_dir, chosen["dir"]),
+        "cache": chosen,
+        "resume_from": resume_from,
+        "operator": call.operator,
+        "grace_s": runs.DEFAULT_GRACE_S if args["grace_s"] is None else args["grace_s"],
+        "config_hash": plan.recipe.get("config_hash"),
+        "versions": versions,
+    }
+    write_json(os.path.join(run_dir, "run.json"), record)
+    where = (
+        f"from step {resume_from['step']} of {resume_from['run']}" if resume_from else "from the beginning"
+    )
+    call.frames.note(f"{run_id}: release {plan.release}, {where}, {chosen['choice']} cache")
+    began = time.monotonic()
+    _spawn(call, record, run_dir)
+    phase = _await_first_state(call, run_id, run_dir, began)
+    cache.drop_old(roots)
+    return {
+        "run": run_id,
+        "resume_from": resume_from,
+        "cache": {**chosen, "legacy": cache.legacy(delete=args["fresh_cache"])},
+        "phase": phase,
+        "first_state_after_s": None if phase is None else round(time.monotonic() - began, 3),
+    }
+
+
+def _environment(python: str, run_id: str, run_dir: str, cache_dir: str) -> dict[str, str]:
+    """All that the trainer's process sees: nothing of the operator's shell or of the host leaks in."""
+    path = os.environ.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    return {
+        procs.RUN_ID: run_id,
+        procs.RUN_DIR: run_dir,
+        "PATH": f"{os.path.dirname(python)}:{path}",  # ptxas, ninja and the like of a venv
+        "HOME": os.environ.get("HOME", "/root"),
+        "LANG": os.environ.get("LANG", "C.UTF-8"),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        **cache.environment(cache_dir),
+    }
+
+
+def _spawn(call: Call, record: Json, run_dir: str) -> None:
+    """Start the supervisor in its tmux session; without tmux it runs all the same, only without a window."""
+    marks = [
+        f"{name}={record['env'][name]}" for name in (procs.RUN_ID, procs.RUN_DIR, "PATH", "HOME", "LANG")
+    ]
+    # `env -i`: the marker must be in the supervisor's environment, and must not be in the tmux server's
+    argv = ["/usr/bin/env", "-i", *marks, record["python"], "-m", "agent.supervise", run_dir]
+    complaint = tmux.new_session(call.roots.run, record["id"], record["release_dir"], argv)
+    if not complaint:
+        return
+    call.frames.note(f"{complaint}: the run starts without a session to attach to")
+    subprocess.Popen(
+        argv,
+        cwd=record["release_dir"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _await_first_state(call: Call, run_id: str, run_dir: str, began: float) -> str | None:
+    """The phase of the first state; None when it lives but has written none in `first_state_s`."""
+    seen, told = False, began
+    while True:
+        state = read_json(os.path.join(run_dir, "state.json"))
+        alive = bool(
+            procs.scope(run_dir)
+        )  # before exit.json is read: it is written before the supervisor leaves
+        ended = read_json(os.path.join(run_dir, "exit.json"))
+        now = time.monotonic()
+        if ended is not None and ended.get("reason") == "crashed":
+            raise _died(run_id, run_dir, str(ended.get("detail")))
+        if state is not None:
+            return str(state.get("phase"))
+        if not alive and (seen or now - began > SPAWN_S):
+            words = "its processes are gone" if seen else "its supervisor did not start"
+            raise _died(run_id, run_dir, words)
+        if now - began > call.args["first_state_s"]:
+            call.frames.note(f"{run_id} lives, but has written no state in {call.args['first_state_s']:g} s")
+            return None
+        if now - told >= NOTE_S:
+            told = now
+            call.frames.note(f"{run_id}: waiting for its first state, {int(now - began)} s")
+        seen = seen or alive
+        time.sleep(0.05)
+
+
+def _died(run_id: str, run_dir: str, detail: str) -> Refusal:
+    log: list[str] = tail_lines(os.path.join(run_dir, "train.log"), DEATH_LINES)
+    more: dict[str, Any] = {"run": run_id, "log": log}
+    return Refusal(
+        "died", f"run {run_id} died before its first state: {detail}", "its last lines say why", **more
+    )

@@ -1,0 +1,93 @@
+"""Why: real processes, files and signals for the agent's tests; `behave` says what goes wrong."""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from trainer.config import load
+
+LAST_PHASE = "finished"
+
+
+def write(path, value):
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value))
+    temporary.replace(path)
+
+
+class Training:
+    def __init__(self, run_dir):
+        self.run_dir = run_dir
+        record = json.loads((run_dir / "run.json").read_text())
+        self.recipe = load(record["recipe"], record["overrides"])
+        self.step = record["resume_from"]["step"] if record["resume_from"] else 0
+        self.saved = None
+        self.stopping = False
+
+    def state(self, phase):
+        facts = {"schema": 1, "pid": os.getpid(), "phase": phase, "step": self.step, "heartbeat": time.time()}
+        write(self.run_dir / "state.json", {**facts, "last_checkpoint": self.saved})
+
+    def checkpoint(self):
+        self.state("checkpointing")
+        target = self.run_dir / "checkpoints" / f"step-{self.step:06d}"
+        if not target.exists():
+            making = target.with_suffix(".tmp")
+            making.mkdir(parents=True)
+            write(making / "complete.json", {"step": self.step})
+            making.rename(target)
+        self.saved = {"step": self.step, "path": str(target)}
+
+    def train(self):
+        with (self.run_dir / "metrics.jsonl").open("a") as metrics:
+            while self.step < self.recipe["steps"] and not self.stopping:
+                time.sleep(self.recipe["step_s"])
+                self.step += 1
+                print(f"step {self.step}")
+                metrics.write(
+                    json.dumps({"step": self.step, "loss": 1 / self.step, "time": time.time()}) + "\n"
+                )
+                metrics.flush()
+                if self.recipe.get("save_every") and self.step % self.recipe["save_every"] == 0:
+                    self.checkpoint()
+                self.state("training")
+        self.checkpoint()
+        self.state("stopped" if self.stopping else LAST_PHASE)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--run-dir", required=True, type=Path)
+    training = Training(parser.parse_args().run_dir)
+    behave = training.recipe["behave"]
+    print(f"environment {json.dumps(sorted(os.environ))}")
+    if behave == "die":
+        raise ValueError("the stand-in dies as it was told")
+    if behave == "refuse":
+        print("recipes/tiny.yaml:1: no such device", file=sys.stderr)
+        return 2
+    if behave == "silent":
+        time.sleep(3600)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(training, "stopping", True))
+    if behave == "ignore-term":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if behave == "escape":  # a child in a session of its own that ignores everything it can
+        child = (
+            "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)]; time.sleep(3600)"
+        )
+        subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+    if behave == "fork" and os.fork() == 0:  # the same command line as the trainer, and it outlives it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(3600)
+    training.state("starting")
+    training.train()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
