@@ -1,4 +1,4 @@
-"""Where the draft blocks of a row start: drawn anew each step; fixed ones cost 0.7 tau (paper: 5.64, 4.94)."""
+"""Where the draft blocks of a row start: drawn anew; fixed ones cost 0.7 tau (paper, 5.64 to 4.94)."""
 
 from __future__ import annotations
 

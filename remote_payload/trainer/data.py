@@ -1,4 +1,4 @@
-"""Conversations become packed rows, in an order that the seed alone decides, so that resume needs no cursor."""
+"""Conversations become packed rows in an order that the seed alone decides, so resume needs no cursor."""
 
 from __future__ import annotations
 

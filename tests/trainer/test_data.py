@@ -1,0 +1,113 @@
+"""Conversations to documents to rows: what is supervised, what is refused, and an order that needs no memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.data import Document, RowOrder, load_corpus, pack, render
+from trainer.errors import Refusal
+
+CHAT = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "\nHello you"},
+    {"role": "user", "content": "More"},
+    {"role": "assistant", "content": "Yes."},
+]
+
+
+def supervised_text(tokenizer, messages) -> str:
+    ids, mask = render(tokenizer, messages)
+    return tokenizer.decode(ids[mask])
+
+
+def test_only_what_the_model_would_emit_is_supervised(tokenizer):
+    assert supervised_text(tokenizer, CHAT) == "\nHello you<|im_end|>Yes.<|im_end|>"
+    ids, _ = render(tokenizer, CHAT)
+    whole = tokenizer.apply_chat_template(CHAT, tokenize=False)
+    assert tokenizer.decode(ids) == whole
+
+
+def test_tokens_after_the_last_answer_are_left_out(tokenizer):
+    assert supervised_text(tokenizer, CHAT[:3]) == "\nHello you<|im_end|>"
+    assert torch.equal(render(tokenizer, CHAT[:3])[0], render(tokenizer, CHAT[:2])[0])
+
+
+def test_a_template_that_rewrites_earlier_turns_drops_the_conversation_with_its_reason(
+    tmp_path: Path, tokenizer
+):
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{{ message['content'] }}", "{{ message['content'] if loop.last else message['content'][:2] }}"
+    )
+    path = tmp_path / "chats.jsonl"
+    lines = [{"id": "long", "conversations": CHAT}, {"id": "short", "conversations": CHAT[:2]}]
+    lines[1]["conversations"] = [{"role": "user", "content": "ab"}, CHAT[1]]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    corpus = load_corpus(path, tokenizer, max_document=100)
+    assert [d.key for d in corpus.documents] == ["short"]
+    assert corpus.dropped == {"the chat template rewrites earlier turns": 1}
+    assert "dropped 1: the chat template rewrites earlier turns" in corpus.summary()
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{not json", r"chats\.jsonl:2: not JSON"),
+        ('{"id": "x"}', r'chats\.jsonl:2: no list "conversations"; write'),
+        ('{"conversations": [{"role": "user"}]}', r'chats\.jsonl:2: turn 0 has no text "content"'),
+        ('["a"]', r'chats\.jsonl:2: no list "conversations"'),
+    ],
+)
+def test_a_malformed_line_is_refused_with_its_place_and_the_mend(
+    tmp_path: Path, line: str, complaint: str, tokenizer
+):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"id": "ok", "conversations": CHAT}) + "\n" + line + "\n")
+    with pytest.raises(Refusal, match=complaint):
+        load_corpus(path, tokenizer, max_document=100)
+
+
+def test_documents_are_cut_and_short_ones_dropped(tmp_path: Path, tokenizer):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"id": "a", "conversations": CHAT}) + "\n")
+    assert len(load_corpus(path, tokenizer, max_document=35).documents[0].ids) == 35
+    with pytest.raises(Refusal, match=r"no usable conversation \(1: fewer than 99 supervised tokens\)"):
+        load_corpus(path, tokenizer, max_document=100, min_supervised=99)
+
+
+def documents(count: int) -> list[Document]:
+    return [
+        Document(torch.full((5 + i % 23,), i), torch.ones(5 + i % 23, dtype=torch.bool), str(i))
+        for i in range(count)
+    ]
+
+
+def test_each_epoch_holds_every_document_once_in_another_order():
+    order = RowOrder(documents(60), budget=64, seed=7)
+    per_epoch = len(order._plan(0))
+    rows = [order.row(r) for r in range(per_epoch)]
+    seen = sorted(number for row in rows for number in row.ids[row.doc_ids >= 0].unique().tolist())
+    assert seen == list(range(60))
+    assert sum(row.tokens for row in rows) == sum(len(d.ids) for d in documents(60))
+    assert not torch.equal(rows[0].ids, order.row(per_epoch).ids)
+
+
+def test_a_row_is_the_same_whichever_rows_were_asked_for_before():
+    walked = RowOrder(documents(60), budget=64, seed=7)
+    all_rows = [walked.row(r) for r in range(70)]
+    for r in (69, 3, 40):
+        fresh = RowOrder(documents(60), budget=64, seed=7).row(r)
+        assert fresh.index == r
+        for name in ("ids", "loss_mask", "doc_ids", "positions"):
+            assert torch.equal(getattr(fresh, name), getattr(all_rows[r], name))
+
+
+def test_rows_restart_positions_and_mark_padding():
+    row = pack(documents(2), 16)
+    assert row.positions.tolist() == [*range(5), *range(6), *range(5)]
+    assert row.doc_ids.tolist() == [0] * 5 + [1] * 6 + [-1] * 5
+    assert not row.loss_mask[row.doc_ids < 0].any()
+    assert row.tokens == 11
