@@ -1,0 +1,147 @@
+"""A recipe is refused in one line that names the place and the mend; its hash covers the trajectory and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.config import config_hash, load_recipe
+from trainer.errors import Refusal
+from trainer.geometry import resolve, tap_layer_ids
+
+PAYLOAD = Path(__file__).resolve().parents[2] / "remote_payload"
+
+
+def edited(release: Path, old: str, new: str) -> Path:
+    path = release / "recipes/tiny.yaml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return release
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("lr: 0.003", "learning: 0.003", r"tiny\.yaml:\d+: unknown key train\.learning; known: "),
+        (
+            "anchors: 16",
+            "ancors: 16",
+            r"tiny\.yaml:\d+: unknown key train\.ancors; did you mean train\.anchors\?",
+        ),
+        ("steps: 20", "steps: many", r"tiny\.yaml:\d+: train\.steps is 'many': it must be a whole number"),
+        ("steps: 20", "steps: 0", r"tiny\.yaml:\d+: train\.steps is 0: it must be above 0"),
+        ("  steps: 20\n", "", r"tiny\.yaml:\d+: train\.steps is missing: write it"),
+        ("heads: 4", "heads: 5", r"drafter\.heads is 5: it must be a multiple of kv_heads 2"),
+        ("max_document: 128", "max_document: 1280", r"above data\.budget 256: a document must fit a row"),
+        ("  sliding_window: 16\n", "", r"drafter\.sliding_window is missing"),
+        ("layers: 2", "layers: 3", r"names 2 layers, drafter\.layers is 3: make them agree"),
+        ("steps: 20", "steps: 20\n  steps: 21", r"tiny\.yaml:\d+: train\.steps is written twice, first at"),
+        ("target:", "target: [", r"tiny\.yaml:\d+: not YAML"),
+        ("compile: 'off'", "compile: sometimes", r"compile is 'sometimes': choose auto, on or off"),
+    ],
+)
+def test_a_bad_recipe_is_refused_with_its_line_and_the_mend(tiny_release, old, new, complaint):
+    with pytest.raises(Refusal, match=complaint) as refusal:
+        load_recipe("tiny", edited(tiny_release, old, new))
+    assert "\n" not in str(refusal.value)
+
+
+def test_overrides_come_as_a_mapping_or_as_assignments_and_are_checked_alike(tiny_release):
+    for overrides in (
+        {"train.steps": 7, "compile": "on"},
+        ["train.steps=7", "compile=on"],
+        {"train.steps": "7"},
+    ):
+        assert load_recipe("tiny", tiny_release, overrides).train.steps == 7
+    assert load_recipe("tiny", tiny_release, ["train.lr=6e-4"]).train.lr == 6e-4
+    with pytest.raises(
+        Refusal, match=r"override train\.step=7: unknown key train\.step; did you mean train\.steps"
+    ):
+        load_recipe("tiny", tiny_release, ["train.step=7"])
+    with pytest.raises(Refusal, match=r"write key=value"):
+        load_recipe("tiny", tiny_release, ["train.steps"])
+
+
+def test_a_missing_recipe_names_those_that_are_there(tiny_release):
+    with pytest.raises(Refusal, match=r"no recipe 'huge' .*; there are: tiny"):
+        load_recipe("huge", tiny_release)
+
+
+@pytest.mark.parametrize(
+    ("override", "same"),
+    [
+        ("train.checkpoint_every=1", True),
+        ("train.eval_every=3", True),
+        ("compile=on", True),
+        ("topology.queue_rows=5", True),
+        ("train.steps=21", False),  # the cosine ends elsewhere
+        ("train.seed=1", False),
+        ("topology.drafters=2", False),  # a step is as many rows as drafters
+        ("target.dtype=bfloat16", False),
+    ],
+)
+def test_the_hash_covers_what_changes_the_trajectory(tiny_release, override, same):
+    plain = config_hash(load_recipe("tiny", tiny_release))
+    assert (config_hash(load_recipe("tiny", tiny_release, [override])) == plain) is same
+
+
+def describe(*arguments: str) -> tuple[int, dict]:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "trainer.config", *arguments],
+        cwd=PAYLOAD,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "torch" not in {line.rsplit("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert done.stdout.count("\n") == 1
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_describing_a_recipe_needs_no_torch_and_prints_one_json_line(tiny_release, tiny_target):
+    arguments = ("tiny", "--release-dir", str(tiny_release), "--overrides")
+    code, answer = describe(*arguments, '{"train.steps": 50}')
+    recipe = load_recipe("tiny", tiny_release, {"train.steps": 50})
+    assert code == 0
+    assert answer == {
+        "ok": True,
+        "name": "tiny",
+        "config_hash": config_hash(recipe),
+        "model": str(tiny_target),
+        "steps": 50,
+        "checkpoint_bytes": 12 * resolve(recipe).parameter_count(),
+        "budget": 256,
+    }
+    assert describe(*arguments, '{"target.model": "/nowhere"}')[1]["checkpoint_bytes"] is None
+    code, answer = describe(*arguments, '{"train.stepz": 50}')
+    assert code == 2
+    assert answer["ok"] is False
+    assert "did you mean train.steps?" in answer["error"]
+
+
+def test_taps_follow_the_papers_formula():
+    assert tap_layer_ids(64, 5) == (1, 16, 31, 46, 61)
+    assert tap_layer_ids(36, 5) == (1, 9, 17, 25, 33)
+    assert tap_layer_ids(30, 1) == (15,)
+
+
+def test_a_mask_token_that_cannot_serve_is_refused(tiny_release):
+    for override, complaint in (
+        ("drafter.mask_token_id=260", "has no embedding row: the vocabulary ends at 259"),
+        ("drafter.mask_token_id=2", "is the target's end or padding token"),
+        ("drafter.mask_token_id=null", "model type 'llama' has no known one"),
+    ):
+        with pytest.raises(Refusal, match=complaint):
+            resolve(load_recipe("tiny", tiny_release, [override]))
+
+
+def test_every_shipped_recipe_loads():
+    names = [path.stem for path in (PAYLOAD / "recipes").glob("*.yaml")]
+    assert names
+    for name in names:
+        assert load_recipe(name, PAYLOAD).name == name
