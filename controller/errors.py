@@ -20,17 +20,30 @@ PctrunError                 1  anything expected that has no better word
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class PctrunError(Exception):
-    """`message`: one line, what is wrong and where; `hint`: the mend; `evidence`: lines to show below."""
+    """`message`: one line, what is wrong and where; `hint`: the mend; `evidence`: lines to show below.
+
+    `details` are the facts that came with it, for `--json`.
+    """
 
     exit_code = 1
     kind = "error"
 
-    def __init__(self, message: str, hint: str = "", *, kind: str = "", evidence: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        hint: str = "",
+        *,
+        kind: str = "",
+        evidence: Sequence[str] = (),
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
+        self.details = dict(details or {})
         self.message = message
         self.hint = hint
         self.kind = kind or type(self).kind
@@ -118,7 +131,7 @@ _AGENT_KINDS: dict[str, type[PctrunError]] = {
 }
 
 
-def from_agent(error: dict[str, object]) -> PctrunError:
+def from_agent(error: Mapping[str, Any]) -> PctrunError:
     """The exception for the `error` object of an `end` frame; an unknown kind is the agent's own failure."""
     kind = str(error.get("kind") or "internal")
     log = error.get("log")
@@ -127,6 +140,7 @@ def from_agent(error: dict[str, object]) -> PctrunError:
         str(error.get("hint") or ""),
         kind=kind,
         evidence=[str(line) for line in log] if isinstance(log, list) else (),
+        details={key: error[key] for key in error.keys() - {"kind", "message", "hint", "log"}},
     )
 
 
@@ -146,6 +160,7 @@ def as_json(error: PctrunError) -> dict[str, object]:
         "message": error.message,
         "hint": error.hint,
         "evidence": list(error.evidence),
+        **error.details,
     }
 
 

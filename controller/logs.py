@@ -51,7 +51,9 @@ def run(
         }  # no log yet; no run at all is refused below
     if follow and not result.get("ended"):
         result = _follow(box, console, result, sink)
-    document = {key: result[key] for key in ("run", "offset", "bytes", "ended") if key in result}
+    document: dict[str, Any] = {
+        key: result[key] for key in ("run", "offset", "bytes", "ended") if key in result
+    }
     if capture:
         document["text"] = b"".join(kept).decode("utf-8", "replace")
     return Outcome(document)

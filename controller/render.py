@@ -67,7 +67,7 @@ def _headline(label: str, verdict: Verdict, snapshot: Json | None) -> str:
 
 def _run_lines(snapshot: Json, run: Json, verdict: Verdict) -> Iterator[str]:
     now, pace = snapshot["now"], progress.of(run)
-    yield from _rows("run", [_launch(run, now)])
+    yield from _rows("run", [_launch(run)])
     if pace.steps:
         bar = f"{pace.step}/{pace.steps}  {100 * (pace.share or 0):.0f} %"
         yield from _rows("step", [bar])
@@ -89,7 +89,7 @@ def _run_lines(snapshot: Json, run: Json, verdict: Verdict) -> Iterator[str]:
     yield from _rows("saved", [_saved(run, now)])
 
 
-def _launch(run: Json, now: float) -> str:
+def _launch(run: Json) -> str:
     record = run.get("record") or {}
     parts = [str(run.get("id", "?"))]
     source = record.get("resume_from")
@@ -100,8 +100,8 @@ def _launch(run: Json, now: float) -> str:
     if record.get("release"):
         parts.append(f"release {str(record['release'])[:8]}")
     if record.get("created"):
-        clock = datetime.datetime.fromtimestamp(record["created"], datetime.UTC).strftime("%m-%d %H:%M UTC")
-        parts.append(f"since {clock}, {words.age(now - record['created'])}")
+        clock = datetime.datetime.fromtimestamp(record["created"], datetime.UTC).strftime("%b %d %H:%M UTC")
+        parts.append(f"since {clock}")
     return "  ".join(parts)
 
 
@@ -161,6 +161,9 @@ def _disk(disk: Json) -> str:
 def _log_line(snapshot: Json) -> Iterator[str]:
     log = (snapshot.get("run") or {}).get("log")
     if not log:
+        return
+    if not log.get("bytes"):
+        yield from _rows("log", ["empty"])
         return
     age = f", last line {words.age(snapshot['now'] - log['mtime'])} ago" if log.get("mtime") else ""
     yield from _rows("log", [f"{words.size(log.get('bytes') or 0)}{age}"])

@@ -10,7 +10,7 @@ import yaml
 from controller import links, stopping, words
 from controller.call import call
 from controller.console import Console
-from controller.errors import Usage
+from controller.errors import PctrunError, Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
@@ -28,7 +28,12 @@ def plan(box: Box, **options: Any) -> Plan:
 def run(box: Box, console: Console, **options: Any) -> Outcome:
     """Restart; raises RunDied with the trainer's last lines when it ends before its first state."""
     python = links.get(box, revive=True).endpoint.python
-    result = call(box, "restart", _args(box, python, **options), on_note=console.agent_note)
+    try:
+        result = call(box, "restart", _args(box, python, **options), on_note=console.agent_note)
+    except PctrunError as error:
+        if "stop" in error.details:  # the old run was stopped all the same: that must not go untold
+            console.note(stopping.text(error.details["stop"]))
+        raise
     return Outcome(result, f"{stopping.text(result['stop'])}\n{_text(result['start'])}")
 
 
@@ -69,12 +74,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def _text(result: dict[str, Any]) -> str:
     source = result.get("resume_from")
     origin = f" from {source['run']} step {source['step']}" if source else " from scratch"
+    cache = result.get("cache") or {}
     after = result.get("first_state_after_s")
     spoke = f", {result.get('phase')} after {words.duration(after)}" if after is not None else ""
-    return f"started {result['run']}{origin}{spoke}, cache {_cache(result.get('cache'))}"
-
-
-def _cache(cache: Any) -> str:
-    if isinstance(cache, dict):
-        return f"{cache.get('choice')} ({cache.get('key')})"
-    return str(cache or "unknown")
+    return f"started {result['run']}{origin}{spoke}, cache {cache.get('choice')} ({cache.get('key')})"

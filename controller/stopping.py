@@ -30,8 +30,11 @@ def text(result: dict[str, Any]) -> str:
     if killed:
         lines.append(f"  killed after the grace: {', '.join(_process(entry) for entry in killed)}")
     for gpu in result.get("gpus") or []:
-        if not gpu.get("free", True):
-            lines.append(f"  GPU {gpu.get('index')} is still full: {gpu.get('detail') or gpu}")
+        if not gpu.get("back", True):
+            holders = ", ".join(_process(entry) for entry in gpu.get("holders") or []) or "nobody we can see"
+            lines.append(
+                f"  GPU {gpu['index']} still has {gpu.get('used_mib')} MiB in use, held by {holders}"
+            )
     survivors = result.get("survivors") or []
     if survivors:
         lines.append(
@@ -56,7 +59,5 @@ def _took(result: dict[str, Any]) -> str:
     return f" ({result['waited_s']:.1f} s)" if result.get("waited_s") is not None else ""
 
 
-def _process(entry: Any) -> str:
-    if isinstance(entry, dict):
-        return f"{entry.get('role') or entry.get('command') or 'process'} {entry.get('pid')}"
-    return f"pid {entry}"
+def _process(entry: dict[str, Any]) -> str:
+    return f"pid {entry['pid']} ({str(entry.get('command', '?'))[:60]})"

@@ -37,8 +37,8 @@ PHASE_LIMIT_S = 900.0  # an evaluation, a checkpoint or an end that takes longer
 class Verdict:
     """`summary` is the rest of the first line, `since` epoch seconds of the container or None.
 
-    `reasons` say why, `evidence` are lines to quote (a traceback), `mend` is there where the word alone does not
-    tell what to do.
+    `reasons` say why, `evidence` are lines to quote (a traceback), `mend` is there where the word alone does
+    not tell what to do.
     """
 
     word: str
@@ -73,8 +73,8 @@ def judge(
 ) -> Verdict:
     """The verdict on one snapshot. None: there was none, `why` says what stood in the way, `mend` what helps.
 
-    `container_off`: the host answered that the container is not running, so nothing in it is. `gpus`: how many
-    the inventory expects.
+    `container_off`: the host answered that the container is off, so nothing runs in it. `gpus`: how many the
+    inventory expects.
     """
     if snapshot is None:
         reasons = (why,) if why else ()
@@ -111,11 +111,13 @@ def _ended(run: Json, end: Json) -> Verdict:
 
 def _causes(run: Json, end: Json) -> Iterator[str]:
     """What an exit says about its cause, beyond its number."""
+    traceback = (run.get("log") or {}).get("traceback")
     if end.get("detail"):
         yield str(end["detail"])
-    traceback = (run.get("log") or {}).get("traceback")
     if end.get("signal") == "SIGKILL":
         yield "SIGKILL comes from outside: from a person, or from the kernel for want of memory"
+    elif end.get("detail"):
+        return
     elif end.get("code") == 2:
         yield "the trainer refused to go on; the log's last line says why"
     elif traceback:
