@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import tempfile
@@ -130,9 +131,10 @@ def ssh(connection: paramiko.SSHClient) -> Ssh:
         for name, value in (env or {}).items():
             channel.set_environment_variable(name, value)
         channel.exec_command(line)
-        if stdin:
-            channel.sendall(memoryview(stdin))  # type: ignore[arg-type]
-        channel.shutdown_write()
+        with contextlib.suppress(OSError):  # the command may be over before it has read a thing
+            if stdin:
+                channel.sendall(memoryview(stdin))
+            channel.shutdown_write()
         with channel.makefile("rb") as out, channel.makefile_stderr("rb") as err:
             output, errors = out.read(), err.read().decode(errors="replace")
         return Done(channel.recv_exit_status(), output, errors)

@@ -144,14 +144,17 @@ def short_folder():
     shutil.rmtree(folder, ignore_errors=True)
 
 
+NAME = "a box's $folder é"  # a path that every level of quoting must survive
+
+
 def test_environment_made_anew_is_noticed_and_down_with_the_container_mends_it(short_folder, monkeypatch):
-    monkeypatch.setenv("PCTRUN_SANDBOX", str(short_folder / "box"))
+    monkeypatch.setenv("PCTRUN_SANDBOX", str(short_folder / NAME))
     venv = short_folder / "venv"
     make = [sys.executable, "-m", "venv", "--without-pip", venv]
     subprocess.run(make, check=True)
     try:
         endpoint = sandbox.up(python=venv / "bin" / "python")
-        front = short_folder / "box" / "bin" / "pct"
+        front = short_folder / NAME / "bin" / "pct"
         run = [front, "exec", "200", "--", endpoint.python, "-c", "print(6 * 7)"]
         assert subprocess.run(run, capture_output=True, text=True).stdout == "42\n"
         shutil.rmtree(venv)
@@ -163,8 +166,8 @@ def test_environment_made_anew_is_noticed_and_down_with_the_container_mends_it(s
         assert subprocess.run(run, capture_output=True, text=True).stdout == "42\n"
     finally:
         sandbox.down(keep_data=False)
-    assert not (short_folder / "box" / "ct").exists()
-    assert (short_folder / "box" / "keys" / "client_ed25519").exists()
+    assert not (short_folder / NAME / "ct").exists()
+    assert (short_folder / NAME / "keys" / "client_ed25519").exists()
 
 
 AS_USER = """

@@ -242,15 +242,12 @@ def test_terminal_passes_keys_and_sizes(box):
     channel = client.get_transport().open_session()
     channel.settimeout(20)
     channel.get_pty("xterm", 80, 24)
-    channel.exec_command("pct exec 200 -- bash --norc -c 'echo ready; read x; stty size; exec sleep 600.7'")
+    channel.exec_command("pct exec 200 -- sh -c 'echo ready; read x; stty size; echo armed; read y'")
     expect(channel, b"ready")
     channel.resize_pty(101, 42)
-    box.wait_for(
-        lambda: box.inside("stty size -F /dev/pts/0 2>/dev/null || stty -F /dev/pts/0 size") == "42 101",
-        "size",
-    )
+    box.wait_for(lambda: box.inside("stty -F /dev/pts/0 size") == "42 101", "the size arrives")
     channel.sendall(b"\r")
-    expect(channel, b"42 101")
+    expect(channel, b"42 101\r\r\narmed")
     channel.sendall(b"\x03")
     assert channel.recv_exit_status() == 130
     client.close()
@@ -332,6 +329,31 @@ def test_killed_server_is_noticed_and_replaced(box):
     box.wait_for(lambda: not sandbox.status().server_alive, "its end is noticed")
     assert sandbox.up().port == box.endpoint.port
     box.connect().close()
+
+
+def test_server_keeps_no_descriptor_and_no_zombie_of_past_sessions(box, ssh):
+    server = sandbox.status().server_pid
+    ssh("true")
+
+    def held() -> int:
+        return len(list(Path(f"/proc/{server}/fd").iterdir()))
+
+    before = held()
+    for line in ("pct exec 200 -- cat", "nosuch", "echo " + "x" * 140_000, "kill -9 $$"):
+        for _ in range(5):
+            ssh(line, stdin=b"data")
+    client = box.connect()
+    for _ in range(5):
+        channel = client.get_transport().open_session()
+        channel.get_pty()
+        channel.exec_command("pct exec 200 -- sleep 600.6")
+    client.close()
+    box.wait_for(lambda: not box.runs("sleep 600.6"), "the terminals' processes are hung up")
+    box.wait_for(lambda: held() == before, "descriptors are closed")
+    states = subprocess.run(
+        ["ps", "--ppid", str(server), "-o", "stat="], capture_output=True, text=True
+    ).stdout
+    assert states.strip() == ""
 
 
 def test_server_has_had_nothing_to_complain_about(box):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 import subprocess
 from collections.abc import Iterator
 from typing import IO
@@ -91,17 +90,13 @@ def prepare(rootfs: str) -> None:
 
 def clear(folder: str) -> None:
     """Remove a tree of the container, folders without write permission included. Links are not followed."""
-
-    def permit_and_retry(function: object, path: str, _: object) -> None:
-        os.chmod(os.path.dirname(path), stat.S_IRWXU)
-        if os.path.isdir(path) and not os.path.islink(path):
-            os.chmod(path, stat.S_IRWXU)
-            shutil.rmtree(path)
-        elif os.path.lexists(path):
-            os.unlink(path)
-
-    if os.path.lexists(folder):
-        shutil.rmtree(folder, onerror=permit_and_retry)
+    if not os.path.lexists(folder):
+        return
+    for parent, names, _ in os.walk(folder):
+        for path in (f"{parent}/{name}" for name in names):
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)
+    shutil.rmtree(folder)
 
 
 def arguments(rootfs: str, config: dict[str, str], vmid: int) -> list[str]:
