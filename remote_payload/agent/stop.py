@@ -103,7 +103,7 @@ def _ask(call: Call, run_dir: str, grace: float) -> bool:
 
     A supervisor without a trainer may be about to start one: it gets a moment, no more.
     """
-    began, told = time.monotonic(), 0.0
+    began, told = time.monotonic(), -1.0
     asked: set[int] = set()
     while True:
         state = read_json(os.path.join(run_dir, "state.json"))

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -29,7 +30,6 @@ from agent import procs
 
 AGENT = Path(__file__).resolve().parents[2] / "remote_payload" / "agent"
 BOOT = 'import sys;b=sys.stdin.buffer;exec(compile(b.read(int(b.readline())),"pctrun","exec"))'
-NONCE = "0123456789abcdef"
 
 
 @dataclass
@@ -64,11 +64,11 @@ def bundle() -> bytes:
     return f"SOURCES = {sources!r}\n{(AGENT / 'boot.py').read_text()}".encode()
 
 
-def request_bytes(roots: dict[str, str], verb: str, args: dict[str, Any], user: str = "ana") -> bytes:
+def request_bytes(nonce: str, roots: dict[str, str], verb: str, args: dict[str, Any], user: str) -> bytes:
     script = bundle()
     request = {
         "schema": 1,
-        "nonce": NONCE,
+        "nonce": nonce,
         "verb": verb,
         "args": args,
         "roots": roots,
@@ -77,9 +77,15 @@ def request_bytes(roots: dict[str, str], verb: str, args: dict[str, Any], user: 
     return b"%d\n%s%s\n" % (len(script), script, json.dumps(request).encode())
 
 
-def spawn(environment: dict[str, str], python: str = sys.executable) -> subprocess.Popen[bytes]:
-    """The agent's process as `pct exec` starts it: a bare environment and SIGPIPE ignored."""
-    return subprocess.Popen(
+class Agent(subprocess.Popen[bytes]):
+    """The agent's process; its frames must carry the request's nonce."""
+
+    nonce = ""
+
+
+def spawn(environment: dict[str, str], python: str = sys.executable) -> Agent:
+    """The agent as `pct exec` starts it: a bare environment and SIGPIPE ignored."""
+    return Agent(
         [python, "-I", "-c", BOOT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -90,27 +96,22 @@ def spawn(environment: dict[str, str], python: str = sys.executable) -> subproce
     )
 
 
-def read_frame(stream: IO[bytes]) -> tuple[str, bytes] | None:
+def next_frame(process: Agent) -> tuple[str, bytes] | None:
     """The next frame, or None at the end of the stream; anything else on the stream fails the test."""
+    stream = process.stdout
     header = stream.readline()
     if not header:
         return None
     mark, nonce, kind, length = header.split()
-    assert (mark, nonce) == (b"@pctrun", NONCE.encode()), header
+    assert (mark, nonce) == (b"@pctrun", process.nonce.encode()), header
     data = stream.read(int(length))
     assert stream.read(1) == b"\n"
     return kind.decode(), data
 
 
-def next_frame(process: subprocess.Popen[bytes]) -> tuple[str, bytes] | None:
-    assert process.stdout
-    return read_frame(process.stdout)
-
-
-def collect(process: subprocess.Popen[bytes]) -> Answer:
+def collect(process: Agent) -> Answer:
     answer = Answer()
-    assert process.stdout and process.stderr
-    while frame := read_frame(process.stdout):
+    while frame := next_frame(process):
         kind, data = frame
         assert answer.end is None, "a frame after the end"
         if kind == "note":
@@ -170,16 +171,14 @@ class Box:
     collect = staticmethod(collect)
     next_frame = staticmethod(next_frame)
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def spawn(self) -> Agent:
         return spawn(self.environment, self.python)
 
-    def begin(
-        self, verb: str, args: dict[str, Any] | None = None, user: str = "ana"
-    ) -> subprocess.Popen[bytes]:
+    def begin(self, verb: str, args: dict[str, Any] | None = None, user: str = "ana") -> Agent:
         """Send the request and return with stdin still open."""
         process = self.spawn()
-        assert process.stdin
-        process.stdin.write(request_bytes(self.roots, verb, args or {}, user))
+        process.nonce = secrets.token_hex(8)
+        process.stdin.write(request_bytes(process.nonce, self.roots, verb, args or {}, user))
         process.stdin.flush()
         return process
 
@@ -256,12 +255,14 @@ class Box:
             if folder.startswith(self.roots["lib"]):
                 for proc in found:
                     procs.send(proc, signal.SIGKILL)
+        self.clean_up_tmux()
+
+    def clean_up_tmux(self) -> None:
         environment = {**os.environ, "TMUX_TMPDIR": f"{self.roots['run']}/tmux"}
         subprocess.run(["tmux", "-L", "pctrun", "kill-server"], env=environment, capture_output=True)
 
 
-@pytest.fixture
-def box() -> Iterator[Box]:
+def make_box() -> Box:
     base = Path(tempfile.mkdtemp(prefix="pa", dir="/tmp")).resolve()
     roots = {name: f"{base}/{name}" for name in ("opt", "lib", "cache", "run")}
     (base / "home").mkdir()
@@ -272,7 +273,32 @@ def box() -> Iterator[Box]:
         "LANG": "C.UTF-8",
         "LC_ALL": "C.UTF-8",
     }
-    made = Box(base, roots, environment)
+    return Box(base, roots, environment)
+
+
+def remove_box(box: Box) -> None:
+    box.clean_up()
+    shutil.rmtree(box.base)
+
+
+@pytest.fixture
+def box() -> Iterator[Box]:
+    made = make_box()
     yield made
-    made.clean_up()
-    shutil.rmtree(base)
+    remove_box(made)
+
+
+@pytest.fixture(scope="session")
+def deployed_opt() -> Iterator[str]:
+    """One real deploy, whose result each test that only needs a release copies."""
+    made = make_box()
+    assert made.deploy().result["outcome"] == "deployed"
+    yield made.roots["opt"]
+    remove_box(made)
+
+
+@pytest.fixture
+def ready(box: Box, deployed_opt: str) -> Box:
+    """A box with a release."""
+    shutil.copytree(deployed_opt, box.roots["opt"], symlinks=True)
+    return box

@@ -1,0 +1,88 @@
+"""Why: logs are big, cut, rotated and followed; a follower must neither lie nor linger."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def logged(box):
+    """A box with the remains of one ended run."""
+    folder = box.run_dir("r-0001")
+    folder.mkdir(parents=True)
+    (folder / "exit.json").write_text(json.dumps({"reason": "finished"}))
+    return box
+
+
+def log(box, data):
+    path = box.run_dir("r-0001") / "train.log"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("lines", [0, 1, 3, 5, 6, 100])
+def test_the_last_lines_are_whole_and_exact(logged, lines, end):
+    text = b"one\ntwo\n" + b"x" * 200_000 + b"\nfour\nfive" + end
+    log(logged, text)
+    answer = logged.call("read", run="r-0001", lines=lines)
+    wanted = b"".join(text.splitlines(keepends=True)[-lines:]) if lines else b""
+    assert answer.out == wanted
+    assert answer.result == {
+        "run": "r-0001",
+        "offset": len(text) - len(wanted),
+        "bytes": len(wanted),
+        "ended": True,
+    }
+
+
+def test_an_offset_gives_the_bytes_behind_it(logged):
+    log(logged, b"0123456789")
+    assert logged.call("read", offset=7).out == b"789"
+    assert logged.call("read", offset=99).out == b"0123456789"
+
+
+def test_twenty_megabytes_stream_whole_and_fast(logged):
+    data = os.urandom(20_000_000)
+    log(logged, data)
+    began = time.monotonic()
+    answer = logged.call("read", offset=0)
+    assert answer.out == data
+    assert time.monotonic() - began < 5
+
+
+def test_following_sees_new_lines_truncation_and_the_end(box):
+    folder = box.run_dir("r-0001")
+    folder.mkdir(parents=True)
+    path = log(box, b"first\n")
+    process = box.begin("read", {"follow": True, "lines": 10})
+    assert box.next_frame(process) == ("out", b"first\n")
+    with path.open("ab") as file:
+        file.write(b"second\n")
+    assert box.next_frame(process) == ("out", b"second\n")
+    path.write_bytes(b"new\n")
+    assert box.next_frame(process)[0] == "note"
+    assert box.next_frame(process) == ("out", b"new\n")
+    (folder / "exit.json").write_text("{}")
+    answer = box.collect(process)
+    assert answer.result["bytes"] == 17 and answer.result["ended"]
+
+
+def test_a_follower_ends_at_once_when_its_reader_is_gone(box):
+    box.run_dir("r-0001").mkdir(parents=True)
+    log(box, b"first\n")
+    process = box.begin("read", {"follow": True})
+    box.next_frame(process)
+    process.stdout.close()
+    assert process.wait(3) == 1
+    process.stdin.close()
+    process.stderr.close()
+
+
+def test_reading_without_a_run_or_a_log_is_said(box):
+    assert box.call("read").error["kind"] == "no-run"
+    Path(box.run_dir("r-0001")).mkdir(parents=True)
+    assert "no log yet" in box.call("read").error["message"]
