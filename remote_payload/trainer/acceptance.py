@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trainer.anchors import Blocks
 from trainer.data import Document
@@ -26,7 +27,7 @@ from trainer.drafter import Drafter, block_inputs
 from trainer.masks import FLEX_BLOCK, build_masks
 from trainer.target import SharedHead
 
-QUERIES = 512  # block slots per drafter forward; their logits take 254 MB in bf16 for V = 248,320
+QUERIES = 512  # block slots per drafter forward; logits of one slot each: 32 x V of them for B = 16
 
 
 @dataclass(frozen=True)
@@ -52,46 +53,66 @@ def spans(loss_mask: Tensor) -> list[tuple[int, int]]:
     return [(start, end - 1) for start, end in zip(starts, ends, strict=True) if end - start > 1]
 
 
-def walk(ids: Tensor, drafts: Tensor, first: int, last: int) -> list[tuple[int, int]]:
-    """(accepted, committed) of each cycle of one response.
+def walk(agreeing: list[int], response: int) -> list[tuple[int, int]]:
+    """(accepted, committed) of each cycle of one response of `response` tokens.
 
-    ids int64 [n]; drafts int64 [last - first, B-1]: row i holds what was drafted from anchor first + i.
+    agreeing [response - 1]: how many drafted tokens agree at each possible anchor, none beyond the response.
     """
     cycles = []
-    anchor = first
-    while anchor < last:
-        truth = ids[anchor + 1 : last + 1][: drafts.shape[1]]
-        agrees = drafts[anchor - first, : len(truth)] == truth
-        accepted = int(agrees.int().cumprod(0).sum())
-        committed = min(accepted + 1, last - anchor)
-        cycles.append((accepted, committed))
+    anchor = 0
+    while anchor < response - 1:
+        committed = min(agreeing[anchor] + 1, response - 1 - anchor)
+        cycles.append((agreeing[anchor], committed))
         anchor += committed
     return cycles
 
 
-def _drafts(
-    drafter: Drafter, head: SharedHead, document: Document, features: Tensor, anchors: list[int], length: int
-) -> Tensor:
-    """int64 [len(anchors), B-1] on the CPU: the greedy choice of every draft slot.
+def _agreeing(hidden: Tensor, truth: Tensor, lm_head: Tensor) -> list[int]:
+    """Length of the agreeing prefix of each block; hidden [n, B-1, H], truth int64 [n, B-1], -1 past the end.
 
-    The context is padded to `length` and the anchors to full batches: one shape for a whole evaluation."""
+    Slot k meets the head only where slots 1 to k-1 agreed, which leaves about tau of the B-1 products."""
+    lengths = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
+    alive = torch.arange(len(hidden), device=hidden.device)
+    for slot in range(hidden.shape[1]):
+        alive = alive[truth[alive, slot] >= 0]
+        alive = alive[(hidden[alive, slot] @ lm_head.T).argmax(-1) == truth[alive, slot]]
+        lengths[alive] += 1
+    return lengths.tolist()
+
+
+def _draft(
+    drafter: Drafter,
+    head: SharedHead,
+    document: Document,
+    features: Tensor,
+    responses: list[tuple[int, int]],
+    length: int,
+) -> list[int]:
+    """How many drafted tokens agree at each possible anchor of the document's responses, in order.
+
+    On CUDA the context is padded to `length` and the anchors to full batches: one shape for all documents."""
     g, device = drafter.geometry, features.device
-    step = FLEX_BLOCK // math.gcd(FLEX_BLOCK, g.block_size)
-    count = max(step, QUERIES // g.block_size // step * step)
-    ids = torch.zeros(length, dtype=torch.int64, device=device)
-    ids[: len(document.ids)] = document.ids.to(device)
-    positions = torch.arange(length, device=device)
-    context = drafter.context(torch.nn.functional.pad(features, (0, 0, 0, length - len(features))))
-    found = []
-    for start in range(0, len(anchors), count):
-        part = anchors[start : start + count]
-        padded = torch.tensor(part + part[-1:] * (count - len(part)), device=device)
-        blocks = Blocks(padded, torch.arange(count, device=device) < len(part))
-        tokens, slots = block_inputs(ids, positions, padded, g)
+    batch = FLEX_BLOCK // math.gcd(FLEX_BLOCK, g.block_size)
+    batch = max(batch, QUERIES // g.block_size // batch * batch)
+    ids = document.ids.to(device)
+    if device.type == "cuda":
+        ids = pad(ids, (0, length - len(ids)))
+        features = pad(features, (0, 0, 0, len(ids) - len(features)))
+    positions = torch.arange(len(ids), device=device)
+    context = drafter.context(features)
+    anchors = torch.cat([torch.arange(first, last) for first, last in responses]).to(device)
+    ends = torch.cat([torch.full((last - first,), last) for first, last in responses]).to(device)
+    found: list[int] = []
+    for part, end in zip(anchors.split(batch), ends.split(batch), strict=True):
+        spare = batch - len(part) if device.type == "cuda" else 0
+        blocks = Blocks(pad(part, (0, spare)), pad(torch.ones_like(part, dtype=torch.bool), (0, spare)))
+        tokens, slots = block_inputs(ids, positions, blocks.anchors, g)
         masks = build_masks(blocks, positions, g.block_size, g.layer_types, g.sliding_window, heads=g.heads)
-        hidden = drafter(context, head.embed(tokens), positions, slots, masks).unflatten(0, (count, -1))
-        found.append((hidden[: len(part), 1:] @ head.lm_head.T).argmax(-1).cpu())
-    return torch.cat(found)
+        hidden = drafter(context, head.embed(tokens), positions, slots, masks)
+        at = part[:, None] + torch.arange(1, g.block_size, device=device)
+        truth = torch.where(at <= end[:, None], ids[at.clamp(max=len(ids) - 1)], -1)
+        found += _agreeing(hidden.unflatten(0, (-1, g.block_size))[: len(part), 1:], truth, head.lm_head)
+    return found
 
 
 @torch.no_grad()
@@ -109,35 +130,35 @@ def evaluate(
     features_fn: ids int64 [n] -> features [n, K*H] of that document alone, on any device; `device` and
     `dtype` are the drafter's. Its islands must accept shapes other than a training step's.
     """
-    size = drafter.geometry.block_size
+    slots = drafter.geometry.block_size - 1
     longest = max((len(document.ids) for document in documents), default=0)
     length = -(-longest // FLEX_BLOCK) * FLEX_BLOCK
     taus: list[float] = []
     cycles: list[tuple[int, int]] = []
-    reached, accepted = torch.zeros(size - 1), torch.zeros(size - 1)
+    reached, accepted = [0] * slots, [0] * slots
     for document in documents:
-        turns = spans(document.loss_mask)
-        if not turns:
+        responses = spans(document.loss_mask)
+        if not responses:
             continue
         features = features_fn(document.ids).to(device, dtype)
-        anchors = [anchor for first, last in turns for anchor in range(first, last)]
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            drafts = _drafts(drafter, head, document, features, anchors, length)
-        for first, last in turns:
-            mine, drafts = drafts[: last - first], drafts[last - first :]
-            visited = walk(document.ids, mine, first, last)
-            taus.append((last - first) / len(visited))
-            at = first
-            for taken, committed in visited:
-                reached[: last - at] += 1
-                accepted[:taken] += 1
-                at += committed
+            agreeing = _draft(drafter, head, document, features, responses, length)
+        for first, last in responses:
+            mine, agreeing = agreeing[: last - first], agreeing[last - first :]
+            visited = walk(mine, last - first + 1)
             cycles += visited
+            taus.append((last - first) / len(visited))
+            left = last - first
+            for taken, committed in visited:
+                for slot in range(min(left, slots)):
+                    reached[slot] += 1
+                    accepted[slot] += slot < taken
+                left -= committed
     return Acceptance(
         tau=sum(taus) / len(taus) if taus else math.nan,
         pooled=sum(committed for _, committed in cycles) / len(cycles) if cycles else math.nan,
         cycles=len(cycles),
-        per_position=tuple((accepted / reached).tolist()),
+        per_position=tuple(a / r if r else math.nan for a, r in zip(accepted, reached, strict=True)),
         responses=len(taus),
         documents=len(documents),
     )
