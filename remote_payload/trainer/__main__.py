@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.config import load_recipe
 from trainer.errors import Refusal
+from trainer.geometry import resolve
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports a library that could ask a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -31,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         order = _order(args)
         release_dir = Path(order["release_dir"])
         recipe = load_recipe(order["recipe"], release_dir, order["overrides"])
+        resolve(recipe)  # a model folder that is not there is told in a second, before torch is imported
         resume = Path(order["resume_from"]["path"]) if order.get("resume_from") else None
         return _train(recipe, release_dir, args.run_dir, resume, stop)
     except Refusal as refusal:

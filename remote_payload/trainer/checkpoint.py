@@ -51,9 +51,8 @@ def complete(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / "complete.json").is_file())
 
 
-def load(path: Path, drafter: Drafter, optimizer: Optimizer, config: dict[str, Any]) -> int:
-    """Restore one replica; returns the steps done. Refuses another configuration, other data, or a broken
-    folder."""
+def check(path: Path, config: dict[str, Any]) -> int:
+    """Steps done in the checkpoint. Refuses a folder that is not whole, another configuration, or other data."""
     try:
         step = int(json.loads((path / "complete.json").read_text(encoding="utf-8"))["step"])
         saved = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -65,6 +64,11 @@ def load(path: Path, drafter: Drafter, optimizer: Optimizer, config: dict[str, A
                 f"checkpoint {path} was made with {name} {saved.get(name)}, this run has {config[name]}: "
                 "start with the same recipe, overrides and data, or without resume"
             )
+    return step
+
+
+def load(path: Path, step: int, drafter: Drafter, optimizer: Optimizer) -> None:
+    """Restore one replica from a checkpoint that `check` has passed."""
     try:
         drafter.load_state_dict(load_file(path / "model.safetensors"))
         optimizer.load(load_file(path / "optimizer.safetensors"), step)
@@ -72,7 +76,6 @@ def load(path: Path, drafter: Drafter, optimizer: Optimizer, config: dict[str, A
         raise Refusal(
             f"checkpoint {path} is damaged ({str(error).splitlines()[0]}): resume from another"
         ) from None
-    return step
 
 
 def _flush(path: Path) -> None:

@@ -85,6 +85,15 @@ class Session:
         self.train = self._corpus(tokenizer, recipe.data.train)
         self.heldout = self._corpus(tokenizer, recipe.data.heldout)
 
+        train_file = self.release_dir / recipe.data.train
+        self.config = {
+            "config_hash": config_hash(recipe),
+            "data_sha256": hashlib.sha256(train_file.read_bytes()).hexdigest()[:16],
+            "recipe": dataclasses.asdict(recipe),
+            "geometry": dataclasses.asdict(self.geometry),
+        }
+        self.start_step = self._steps_done = checkpoint.check(resume, self.config) if resume else 0
+
         self._stage(f"loading target {recipe.target.model}")
         self.targets, heads = self._load_targets()
         self._stage("proving that packed documents do not change each other")
@@ -97,20 +106,10 @@ class Session:
             Replica(recipe, self.geometry, rank, device, heads[rank])
             for rank, device in enumerate(self.devices.drafters)
         ]
-        self.config = {
-            "config_hash": config_hash(recipe),
-            "data_sha256": hashlib.sha256((self.release_dir / recipe.data.train).read_bytes()).hexdigest()[
-                :16
-            ],
-            "recipe": dataclasses.asdict(recipe),
-            "geometry": dataclasses.asdict(self.geometry),
-        }
-        self.start_step = self._steps_done = 0
         if resume is not None:
             self._stage(f"resuming from {resume}")
             for replica in self.replicas:
-                self.start_step = checkpoint.load(resume, replica.drafter, replica.optimizer, self.config)
-            self._steps_done = self.start_step
+                checkpoint.load(resume, self.start_step, replica.drafter, replica.optimizer)
             self.record.progress(
                 step=self.start_step, last_checkpoint={"step": self.start_step, "path": str(resume)}
             )

@@ -70,6 +70,11 @@ def test_a_malformed_line_is_refused_with_its_place_and_the_mend(
         load_corpus(path, tokenizer, max_document=100)
 
 
+def test_a_missing_file_is_refused(tmp_path: Path, tokenizer):
+    with pytest.raises(Refusal, match=r"none\.jsonl: cannot be read"):
+        load_corpus(tmp_path / "none.jsonl", tokenizer, max_document=100)
+
+
 def test_documents_are_cut_and_short_ones_dropped(tmp_path: Path, tokenizer):
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"id": "a", "conversations": CHAT}) + "\n")

@@ -1,0 +1,103 @@
+"""What a checkpoint restores, what it refuses, and that half a one is none."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from trainer import checkpoint
+from trainer.config import load_recipe
+from trainer.drafter import Drafter, initialise
+from trainer.errors import Refusal
+from trainer.geometry import resolve
+from trainer.optimizer import Optimizer, learning_rate
+
+CONFIG = {"config_hash": "aa", "data_sha256": "bb"}
+
+
+@pytest.fixture
+def make(tiny_release):
+    recipe = load_recipe("tiny", tiny_release)
+
+    def trained(seed: int, steps: int) -> tuple[Drafter, Optimizer]:
+        drafter = Drafter(resolve(recipe))
+        initialise(drafter, seed)
+        optimizer = Optimizer(drafter, recipe.train)
+        for step in range(steps):
+            take_step(drafter, optimizer, step)
+        return drafter, optimizer
+
+    return trained
+
+
+def take_step(drafter: Drafter, optimizer: Optimizer, step: int) -> None:
+    draw = torch.Generator().manual_seed(step)
+    for parameter in drafter.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=draw)
+    optimizer.step(step, denominator=3.0)
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(tmp_path, make):
+    drafter, optimizer = make(seed=0, steps=3)
+    path = checkpoint.save(tmp_path, 3, drafter, optimizer, CONFIG, keep=2)
+    assert path.name == "step-000003"
+    restored, restored_optimizer = make(seed=1, steps=1)
+    assert checkpoint.check(path, CONFIG) == 3
+    checkpoint.load(path, 3, restored, restored_optimizer)
+    for parts in ((drafter, optimizer), (restored, restored_optimizer)):
+        for step in (3, 4):
+            take_step(*parts, step)
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(restored.state_dict()[name], tensor), name
+
+
+def test_only_the_newest_are_kept_and_debris_is_no_checkpoint(tmp_path, make):
+    drafter, optimizer = make(seed=0, steps=1)
+    (tmp_path / ".incoming-step-000002").mkdir(parents=True)  # a writer that was killed
+    (tmp_path / ".incoming-step-000002" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "step-000009").mkdir()  # without complete.json
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, drafter, optimizer, CONFIG, keep=2)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-000002", "step-000003"]
+    assert not list(tmp_path.glob(".incoming*"))
+
+
+def test_another_configuration_other_data_and_damage_are_refused_in_one_line(tmp_path, make):
+    drafter, optimizer = make(seed=0, steps=1)
+    path = checkpoint.save(tmp_path, 1, drafter, optimizer, CONFIG, keep=2)
+    for change in ({"config_hash": "zz"}, {"data_sha256": "zz"}):
+        with pytest.raises(Refusal, match=rf"was made with {next(iter(change))} .., this run has zz"):
+            checkpoint.check(path, CONFIG | change)
+    with pytest.raises(Refusal, match=r"is not whole"):
+        checkpoint.check(tmp_path / "step-000002", CONFIG)
+    broken = tmp_path / "broken"
+    shutil.copytree(path, broken)
+    (broken / "optimizer.safetensors").write_bytes(b"\x00" * 100)
+    with pytest.raises(Refusal, match=r"is damaged .*: resume from another") as refusal:
+        checkpoint.load(broken, 1, drafter, optimizer)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_learning_rate_warms_up_and_falls_to_zero_on_a_cosine(tiny_release):
+    train = load_recipe(
+        "tiny", tiny_release, ["train.steps=100", "train.warmup_share=0.1", "train.lr=1.0"]
+    ).train
+    rates = [learning_rate(train, step) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * k for k in range(1, 11)])
+    assert rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.5)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert 0 < rates[-1] < 0.001
+
+
+def test_gradients_are_clipped_by_their_joint_norm(make):
+    drafter, optimizer = make(seed=0, steps=0)
+    for parameter in drafter.parameters():
+        parameter.grad = torch.full_like(parameter, 6.0)
+    count = sum(parameter.numel() for parameter in drafter.parameters())
+    _, norm = optimizer.step(0, denominator=2.0)
+    assert norm == pytest.approx(3.0 * count**0.5, rel=1e-4)
+    moment = optimizer.tensors()["exp_avg.fc.weight"]
+    assert torch.allclose(moment, torch.full_like(moment, 0.1 * count**-0.5), rtol=1e-3)

@@ -1,0 +1,184 @@
+"""Whole runs as real processes that are really killed: what the next run finds, and what the files say meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAYLOAD = Path(__file__).resolve().parents[2] / "remote_payload"
+DEADLINE_S = 120.0
+
+
+class Run:
+    """`python -m trainer --run-dir DIR` on a run.json as the agent writes it."""
+
+    def __init__(
+        self, folder: Path, release: Path, overrides: dict[str, Any], resume: Path | None = None
+    ) -> None:
+        self.dir = folder
+        folder.mkdir()
+        step = resume and json.loads((resume / "complete.json").read_text())["step"]
+        order = {
+            "release_dir": str(release),
+            "recipe": "tiny",
+            "overrides": overrides,
+            "resume_from": {"run": "r-0001", "step": step, "path": str(resume)} if resume else None,
+        }
+        (folder / "run.json").write_text(json.dumps(order))
+        self._log = (folder / "train.log").open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trainer", "--run-dir", str(folder)],
+            cwd=PAYLOAD,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def until(self, fact: Callable[[], Any]) -> Any:
+        """Wait for a fact that the run's files tell."""
+        end = time.monotonic() + DEADLINE_S
+        while not (value := fact()):
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < end, self.log()
+            time.sleep(0.005)
+        return value
+
+    def ended(self) -> int:
+        self._log.close()
+        return self.process.wait(DEADLINE_S)
+
+    def log(self) -> str:
+        return (self.dir / "train.log").read_text()
+
+    def state(self) -> dict[str, Any]:
+        return json.loads((self.dir / "state.json").read_text())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.dir / "metrics.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def steps(self) -> int:
+        return len(self.metrics())
+
+    def checkpoints(self) -> list[Path]:
+        return sorted((self.dir / "checkpoints").glob("step-*"))
+
+
+def losses(run: Run) -> list[tuple[int, float, float]]:
+    return [(m["step"], m["loss"], m["grad_norm"]) for m in run.metrics()]
+
+
+def test_a_run_killed_at_a_random_step_and_resumed_equals_one_that_was_not_bit_for_bit(
+    tmp_path, tiny_release
+):
+    whole = Run(tmp_path / "whole", tiny_release, {"train.steps": 40})
+    assert whole.ended() == 0, whole.log()
+    truth = losses(whole)
+    assert len(truth) == 40
+
+    killed = Run(tmp_path / "killed", tiny_release, {"train.steps": 40})
+    killed.until(lambda at=random.randrange(5, 25): killed.steps() >= at)
+    killed.process.send_signal(signal.SIGKILL)
+    assert killed.ended() == -signal.SIGKILL
+    before = losses(killed)
+    assert 5 <= len(before) < 40
+    assert before == truth[: len(before)]
+
+    newest = killed.checkpoints()[-1]
+    resumed = Run(tmp_path / "resumed", tiny_release, {"train.steps": 40}, resume=newest)
+    assert resumed.ended() == 0, resumed.log()
+    done = json.loads((newest / "complete.json").read_text())["step"]
+    assert losses(resumed) == truth[done:]
+    same = [(run.checkpoints()[-1] / "model.safetensors").read_bytes() for run in (whole, resumed)]
+    assert same[0] == same[1]
+
+    state = whole.state()
+    assert (state["phase"], state["step"], state["steps"]) == ("finished", 40, 40)
+    assert state["tau"] is not None
+    assert (whole.dir / "export" / "config.json").is_file()
+    assert [path.name for path in whole.checkpoints()] == [
+        "step-000036",
+        "step-000040",
+    ]  # keep_checkpoints: 2
+    assert sum(loss for _, loss, _ in truth[-5:]) < 0.9 * sum(loss for _, loss, _ in truth[:5])
+
+
+def test_sigterm_before_the_first_step_stops_without_a_checkpoint(tmp_path, tiny_release):
+    run = Run(tmp_path / "run", tiny_release, {})
+    run.until(lambda: (run.dir / "state.json").exists())
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended() == 0, run.log()
+    assert run.state()["phase"] == "stopped"
+    assert run.state()["last_checkpoint"] is None
+
+
+def test_sigterm_loses_at_most_the_step_in_flight_and_the_files_keep_the_contract(tmp_path, tiny_release):
+    overrides = {"train.steps": 100_000, "train.eval_every": 3, "topology.drafters": 2}
+    run = Run(tmp_path / "run", tiny_release, overrides)
+    beats: list[float] = []
+
+    def beat() -> bool:
+        if (run.dir / "state.json").exists():
+            state = run.state()
+            if not beats or state["heartbeat"] != beats[-1]:
+                beats.append(state["heartbeat"])
+        return run.steps() >= 8
+
+    run.until(beat)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended() == 0, run.log()
+
+    state = run.state()
+    assert state["phase"] == "stopped"
+    assert state["step"] == run.steps()
+    assert state["last_checkpoint"]["step"] == state["step"]
+    assert Path(state["last_checkpoint"]["path"], "complete.json").is_file()
+
+    assert max(b - a for a, b in zip(beats, beats[1:], strict=False)) < 2.0
+    assert set(state) == set(
+        "schema pid phase phase_since heartbeat progress_at step steps detail compile step_time_s tokens_per_s loss "
+        "tau last_checkpoint topology kernels notes".split()
+    )
+    assert set(state["compile"]) >= {"count", "seconds", "active", "budget_s"}
+    for line in run.metrics()[:-1]:  # a last step that was asked to stop does not evaluate
+        wanted = "step time loss lr grad_norm tokens step_s compile accuracy busy".split()
+        assert set(line) - {"tau"} == set(wanted)
+        assert ("tau" in line) == (line["step"] % 3 == 0)
+        assert 0 < line["tokens"] <= 512
+        assert set(line["busy"]) == {"loader", "target-0", "drafter-0", "drafter-1"}
+        assert len(line["accuracy"]) == 3
+
+
+def test_a_crash_in_a_thread_is_a_crash_of_the_run_with_its_reason(tmp_path, tiny_release):
+    run = Run(tmp_path / "run", tiny_release, {"train.lr": 1e30, "train.warmup_share": 0})
+    assert run.ended() == 1
+    assert "Traceback" in run.log()
+    assert "thread drafter-0 failed: FloatingPointError" in run.log()
+    assert any("lower train.lr" in note for note in run.state()["notes"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        ({"train.stepz": 3}, "did you mean train.steps?"),
+        ({"target.model": "/nowhere"}, "/nowhere/config.json cannot be read"),
+    ],
+)
+def test_an_expected_refusal_is_one_line_and_exit_code_two(tmp_path, tiny_release, overrides, complaint):
+    run = Run(tmp_path / "run", tiny_release, overrides)
+    assert run.ended() == 2
+    last = run.log().splitlines()[-1]
+    assert last.startswith("refused: ")
+    assert complaint in last
+    assert "Traceback" not in run.log()
