@@ -7,8 +7,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from functools import partial
+from threading import Thread
+from typing import Any, NoReturn, TypeVar
 
 from invoke.exceptions import Exit
 
@@ -19,6 +20,8 @@ from controller.inventory import Box
 from controller.outcome import Outcome
 
 SCHEMA = 1
+
+T = TypeVar("T")
 
 # After Ctrl-C: what goes on without us. A stop or a start is never cut in half by a lost reader.
 _GOES_ON = {
@@ -107,11 +110,28 @@ def _over(
 
     if len(boxes) == 1 or not parallel:
         return [one(box) for box in boxes]
-    pool = ThreadPoolExecutor(max_workers=len(boxes))
-    try:
-        return list(pool.map(one, boxes))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nobody waits for a thread that waits
+    return _at_once([partial(one, box) for box in boxes])
+
+
+def _at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
+    """All results in order. Daemon threads, not a pool: after Ctrl-C nobody waits for one that waits."""
+    results: dict[int, T] = {}
+    failures: list[BaseException] = []
+
+    def work(number: int, job: Callable[[], T]) -> None:
+        try:
+            results[number] = job()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [Thread(target=work, args=numbered, daemon=True) for numbered in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return [results[number] for number in range(len(jobs))]
 
 
 def _report(task: str, results: list[tuple[Box, Outcome | PctrunError]], *, as_json: bool) -> int:

@@ -28,8 +28,8 @@ class Console:
         """A `note` frame."""
         self.note(str(document.get("text") or ""))
 
-    def progress(self, text: str) -> None:
-        """One line that the next one replaces; without a terminal, one every ten seconds."""
+    def progress(self, text: str, *, plain: bool = True) -> None:
+        """One line that the next replaces; without a terminal one every ten seconds, none if not `plain`."""
         now = time.monotonic()
         terminal = sys.stderr.isatty() and not self.prefix
         if now - self._shown_at < (_REDRAW_S if terminal else _PLAIN_S):
@@ -38,7 +38,7 @@ class Console:
         if terminal:
             self._write(f"\r\x1b[K{text[:99]}")
             self._drawn = True
-        else:
+        elif plain:
             self._write(f"{self.prefix}{text}\n")
 
     def clear(self) -> None:

@@ -11,12 +11,12 @@ from controller.call import call
 from controller.console import Console
 from controller.inventory import Box
 from controller.outcome import Outcome
-from controller.plan import Plan, Step
+from controller.plan import Plan, Step, planned_python
 
 
 def plan(box: Box) -> Plan:
     wanted = release.scan()
-    shown = _args(wanted, box.python, stream=False)
+    shown = _args(wanted, planned_python(box), stream=False)
     shown["manifest"] = words.plural(len(wanted.entries), "file")
     paths = [entry.path for entry in wanted.entries]
     return Plan(

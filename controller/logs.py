@@ -65,14 +65,18 @@ def _follow(box: Box, console: Console, tail: dict[str, Any], sink: Bytes) -> di
 
     def take(data: bytes) -> None:
         nonlocal at, failures
+        console.clear()
         sink(data)
         at += len(data)
         failures = 0
 
+    def heartbeat(document: dict[str, Any]) -> None:
+        console.progress(str(document.get("text") or ""), plain=False)
+
     while True:
         try:
             args = _follow_args(tail["run"], at)
-            result = call(box, "read", args, on_note=console.agent_note, on_out=take)
+            result = call(box, "read", args, on_note=heartbeat, on_out=take)
         except Unreachable as error:
             pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
             failures += 1

@@ -34,7 +34,15 @@ class Plan:
         most = sum(1 for step in self.steps if step.verb)
         if any(step.repeats for step in self.steps):
             return "one pct exec a look"
+        if not most:
+            return "no pct exec"
         return f"{least} pct exec" if least == most else f"{least} to {most} pct exec"
+
+
+def planned_python(box: Box) -> str:
+    """The run's interpreter; an embedded box says which only once it is up."""
+    own = box.sandbox and "python" not in box.model_fields_set
+    return "(the sandbox's own)" if own else box.python
 
 
 def text(plan: Plan, box: Box) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +14,13 @@ from controller.console import Console
 from controller.errors import PctrunError, Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
-from controller.plan import Plan, Step
+from controller.plan import Plan, Step, planned_python
 
 FIRST_STATE_S = 180.0  # imports of torch on a cold disk take tens of seconds
 
 
 def plan(box: Box, **options: Any) -> Plan:
-    args = _args(box, box.python, **options)
+    args = _args(box, planned_python(box), **options)
     cache = "a fresh cache" if args["fresh_cache"] else "the cache as it is"
     step = Step(f"stop what runs, then start recipe {args['recipe']} with {cache}", "restart", args)
     return Plan("restart", (step,))
@@ -59,10 +60,17 @@ def _args(
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`key=value`, the value read as YAML: `steps=20` is a number, `name=x` a text, `taps=[1, 2]` a list."""
+    """`key=value`: `steps=20` and `lr=1e-3` are numbers, `taps=[1, 2]` is a list, `name=x` a text.
+
+    JSON first, because YAML 1.1 takes `1e-3` for a text; then YAML.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise Usage(f"--set wants key=value, not '{text}'", "for example: --set steps=200")
+    try:
+        return key.strip(), json.loads(value)
+    except ValueError:
+        pass
     try:
         return key.strip(), yaml.safe_load(value) if value.strip() else ""
     except yaml.YAMLError:

@@ -1,0 +1,258 @@
+"""Calls through a real SSH server, a real `pct` and a real container: what arrives, and what refusals say."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller import abort, attach, deploy, embedded, links, release, restart, sandbox, status
+from controller.call import call
+from controller.console import Console
+from controller.endpoint import resolve
+from controller.errors import AgentFailed, NotRunning, PctRefused, PreflightFailed, Unreachable, Usage
+from controller.execution import ExecResult, execute
+from controller.inventory import Box
+from controller.transport import Link
+
+ECHO = "import json, sys; sys.stdout.write(json.dumps(sys.argv[1:]))"
+
+# PCTRUN_EXAMPLES=2000 for the full count (some minutes); each example is one `pct exec`.
+EXAMPLES = int(os.environ.get("PCTRUN_EXAMPLES", "25"))
+
+argument = st.one_of(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=80),
+    st.sampled_from(
+        [
+            "",
+            "-x",
+            "--",
+            "--keep-env",
+            "$HOME",
+            "`id`",
+            "a\nb",
+            "'",
+            '"',
+            "\\",
+            "é→漢",
+            "*",
+            "~",
+            "!",
+            ";&|<>",
+        ]
+    ),
+    st.sampled_from(["x" * 100_000, "'\"$`\\\n" * 16_000]),
+)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.lists(argument, max_size=5))
+def test_any_argument_list_arrives_unchanged(
+    embedded_box: tuple[Box, sandbox.Endpoint], words: list[str]
+) -> None:
+    box, endpoint = embedded_box
+    result = execute(box, [endpoint.python, "-c", ECHO, *words])
+    assert json.loads(result.stdout) == words
+
+
+@pytest.fixture(scope="module")
+def embedded_box(embedded: sandbox.Endpoint) -> Iterator[tuple[Box, sandbox.Endpoint]]:
+    """One connection for the whole module: a property test takes no fixture anew for each example."""
+    box = Box(name="property", sandbox=True, vmid=embedded.vmid, recipe="r")
+    yield box, embedded
+    links.drop(box)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.binary(max_size=300_000))
+def test_any_stdin_arrives_unchanged(embedded_box: tuple[Box, sandbox.Endpoint], data: bytes) -> None:
+    assert execute(embedded_box[0], ["cat"], stdin=data) == ExecResult(0, None, data, b"")
+
+
+def test_without_stdin_a_command_reads_nothing(box: Box) -> None:
+    assert execute(box, ["cat"]) == ExecResult(0, None)
+
+
+def test_outputs_stay_apart_and_the_code_comes_back(box: Box) -> None:
+    result = execute(box, ["sh", "-c", "echo out; echo err >&2; exit 7"])
+    assert result == ExecResult(7, None, b"out\n", b"err\n")
+
+
+def test_a_signal_is_named(box: Box) -> None:
+    assert execute(box, ["sh", "-c", "kill -9 $$"]) == ExecResult(137, "SIGKILL")
+
+
+def test_a_command_sees_a_clean_environment(box: Box) -> None:
+    seen = execute(box, ["env"]).stdout.decode()
+    assert "LANG=C.UTF-8" in seen
+    assert "SSH_" not in seen
+
+
+def test_a_missing_command_is_a_refusal(box: Box) -> None:
+    with pytest.raises(Usage, match="command not found: no-such-command"):
+        execute(box, ["no-such-command"])
+
+
+def test_a_command_over_its_time_is_ended(box: Box) -> None:
+    began = time.monotonic()
+    with pytest.raises(Usage, match="did not end in"):
+        execute(box, ["sleep", "60"], timeout_s=0.5)
+    assert time.monotonic() - began < 15
+
+
+def test_each_call_is_one_pct_exec(box: Box, embedded: sandbox.Endpoint) -> None:
+    before = links.round_trips(box)
+    for _ in range(3):
+        execute(box, ["true"])
+    assert links.round_trips(box) - before == 3
+
+
+def test_an_error_of_the_agent_keeps_its_kind_and_its_mend(box: Box) -> None:
+    with pytest.raises(NotRunning) as caught:
+        call(box, "read", {"run": "r-9999", "lines": 1})
+    assert caught.value.exit_code == 5
+    with pytest.raises(Usage, match="no verb"):
+        call(box, "no-such-verb", {})
+
+
+def test_a_start_without_a_release_is_a_failed_preflight(real_box: Callable[..., Box]) -> None:
+    bare = real_box(roots={f: f"/tmp/bare/{f}" for f in ("opt", "lib", "cache", "run")})
+    with pytest.raises(PreflightFailed) as caught:
+        restart.run(bare, Console())
+    assert (caught.value.kind, caught.value.exit_code) == ("no-release", 9)
+
+
+def test_roots_of_the_inventory_are_used(real_box: Callable[..., Box]) -> None:
+    other = real_box(roots={f: f"/tmp/other/{f}" for f in ("opt", "lib", "cache", "run")})
+    outcome = status.run(other, Console())
+    assert outcome.document["snapshot"]["release"]["current"] is None
+    assert outcome.exit_code == 5
+
+
+@pytest.fixture
+def payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the payload that the test may change."""
+    copy = tmp_path / "remote_payload"
+    shutil.copytree(release.payload_root(), copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(release, "payload_root", lambda: copy)
+    return copy
+
+
+def test_a_deploy_is_two_round_trips_and_an_unchanged_one_is_one(box: Box, payload: Path) -> None:
+    first = deploy.run(box, Console())
+    assert first.document["outcome"] == "deployed"
+    assert first.document["round_trips"] == 2
+    second = deploy.run(box, Console())
+    assert second.document["outcome"] == "unchanged"
+    assert second.document["round_trips"] == 1
+    assert second.text.startswith(f"unchanged {first.document['release']} (1 round trip, ")
+
+
+def test_a_changed_file_is_all_that_travels(box: Box, payload: Path) -> None:
+    deploy.run(box, Console())
+    (payload / "recipes" / "one-more.yaml").write_text("a: 1\n")
+    changed = deploy.run(box, Console()).document
+    assert changed["round_trips"] == 2
+    assert changed["sent_bytes"] == 2048  # one header, one block, the end
+    where = f"{box.roots.opt}/current/recipes/one-more.yaml"
+    assert execute(box, ["cat", where]).stdout == b"a: 1\n"
+
+
+def test_a_payload_that_does_not_compile_changes_nothing(box: Box, payload: Path) -> None:
+    good = deploy.run(box, Console()).document["release"]
+    (payload / "trainer" / "config.py").write_text("def broken(:\n")
+    with pytest.raises(PreflightFailed) as caught:
+        deploy.run(box, Console())
+    assert (caught.value.kind, caught.value.exit_code) == ("import-check", 9)
+    assert status.run(box, Console()).document["snapshot"]["release"]["current"] == good
+
+
+def test_stopping_what_does_not_run_succeeds(box: Box) -> None:
+    outcome = abort.run(box, Console())
+    assert outcome.exit_code == 0
+    assert outcome.text.startswith("nothing to stop")
+
+
+def test_another_vmid_is_not_here(real_box: Callable[..., Box]) -> None:
+    with pytest.raises(PctRefused, match="container 999 does not exist on"):
+        execute(real_box(vmid=999), ["true"])
+
+
+def test_a_container_without_that_python_says_so(real_box: Callable[..., Box]) -> None:
+    with pytest.raises(PreflightFailed, match="has no /nowhere/python3 that runs") as caught:
+        execute(real_box(agent_python="/nowhere/python3"), ["true"])
+    assert caught.value.kind == "no-python"
+
+
+def test_a_python_that_is_none_is_the_agents_failure(real_box: Callable[..., Box]) -> None:
+    with pytest.raises(AgentFailed, match="ended with status 0 and no answer"):
+        execute(real_box(agent_python="/bin/true"), ["true"])
+
+
+def test_a_container_that_is_off_is_not_running_and_not_unreachable(
+    real_box: Callable[..., Box], embedded: sandbox.Endpoint
+) -> None:
+    off = real_box()
+    host = Link(resolve(off))
+
+    def pct(action: str) -> int | None:
+        return host.run(
+            f"pct {action} {embedded.vmid}", on_stdout=lambda data: None, on_stderr=lambda data: None
+        )
+
+    assert pct("stop") == 0
+    try:
+        outcome = status.run(off, Console())
+        assert (outcome.word, outcome.exit_code) == ("not-running", 5)
+        assert "pct start" in outcome.text
+    finally:
+        assert pct("start") == 0
+        host.close()
+
+
+def test_a_sandbox_that_was_taken_down_stays_down_until_it_is_wanted(box: Box) -> None:
+    assert status.run(box, Console()).word == "not-running"
+    embedded.down()
+    links.drop(box)
+    try:
+        outcome = status.run(box, Console())
+        assert (outcome.word, outcome.exit_code) == ("unreachable", 7)
+        with pytest.raises(Unreachable, match="taken down by hand"):
+            execute(box, ["true"])
+        assert not sandbox.status().server_alive
+    finally:
+        embedded.up(revive=True)
+    assert execute(box, ["true"]).code == 0
+
+
+def test_the_connection_is_made_anew_after_a_cut(box: Box) -> None:
+    link = links.get(box)
+    assert sandbox.cut_connections()
+    deadline = time.monotonic() + 10
+    while link.alive and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not link.alive
+    assert execute(box, ["echo", "again"]).stdout == b"again\n"
+    assert links.get(box) is not link
+
+
+def test_the_attach_line_is_for_openssh_as_it_stands(box: Box) -> None:
+    outcome = attach.run(box, Console(), run_id="r-0001", only_print=True)
+    argv = outcome.document["argv"]
+    assert argv[:2] == ["ssh", "-t"]
+    assert argv[-1].startswith("pct exec 200 -- env TMUX_TMPDIR=/run/pctrun/tmux TERM=")
+    assert argv[-1].endswith("tmux -L pctrun attach -t r-0001")
+    known = next(word.partition("=")[2] for word in argv if word.startswith("UserKnownHostsFile="))
+    assert "ssh-ed25519" in Path(known).read_text()
+
+
+def test_attach_without_a_session_says_what_there_is(box: Box) -> None:
+    with pytest.raises(NotRunning, match="no tmux session to attach to"):
+        attach.run(box, Console(), only_print=True)

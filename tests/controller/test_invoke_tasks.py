@@ -1,0 +1,269 @@
+"""Whole commands as a person types them: what stands on stdout, on stderr, and in the exit code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from controller import embedded as embedded_box
+from controller import sandbox
+from controller.execution import execute
+from controller.inventory import Box
+
+PROJECT = Path(__file__).resolve().parents[2]
+INVENTORY = """
+default: sandbox
+boxes:
+  sandbox: {sandbox: true, vmid: 200, recipe: smollm2-135m}
+  twin: {sandbox: true, vmid: 200, recipe: smollm2-135m}
+  gone: {host: 127.0.0.1, port: 1, vmid: 200, recipe: smollm2-135m}
+"""
+
+Invoke = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Callable[..., list[str]]:
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    return lambda *words: [sys.executable, "-m", "invoke", *words]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "PCTRUN_INVENTORY": str(tmp_path / "inventory.yaml")}
+
+
+@pytest.fixture
+def invoke(line: Callable[..., list[str]], environment: dict[str, str]) -> Invoke:
+    def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+        given = {"env": environment, "cwd": PROJECT, "capture_output": True, "text": True, "timeout": 120}
+        return subprocess.run(line(*words), check=False, **{**given, **options})
+
+    return run
+
+
+def test_the_list_is_a_front_page(invoke: Invoke) -> None:
+    listed = invoke("--list")
+    lines = [line for line in listed.stdout.splitlines()[2:] if line.strip()]
+    assert [line.split()[0] for line in lines] == [
+        *("abort", "attach", "boxes", "deploy", "exec", "logs", "restart", "status", "wait"),
+        *("sandbox.down", "sandbox.model", "sandbox.status", "sandbox.up"),
+    ]
+    assert all(len(line) <= 80 and line.endswith(".") for line in lines), listed.stdout
+
+
+def test_every_option_of_every_task_has_help() -> None:
+    spec = importlib.util.spec_from_file_location("tasks", PROJECT / "tasks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in module.namespace.task_names:
+        made = module.namespace[name]
+        for argument in made.get_arguments():
+            assert argument.help, f"{name} --{argument.name} has no help"
+            assert "h" not in argument.names
+        assert {"json"} <= {name for argument in made.get_arguments() for name in argument.names}, name
+
+
+def test_listing_costs_little_more_than_invoke_itself(invoke: Invoke) -> None:
+    def fastest(*words: str) -> float:
+        times = []
+        for _ in range(3):
+            began = time.monotonic()
+            invoke(*words)
+            times.append(time.monotonic() - began)
+        return min(times)
+
+    assert fastest("--list") - fastest("--version") < 0.35
+
+
+def test_dry_runs_touch_nothing(invoke: Invoke, environment: dict[str, str], tmp_path: Path) -> None:
+    nowhere = tmp_path / "no-sandbox-yet"
+    environment["PCTRUN_SANDBOX"] = str(nowhere)
+    words = ["deploy", "restart", "--fresh-cache", "status", "abort", "logs", "exec", "ls", "attach", "wait"]
+    done = invoke("-R", *words, "sandbox.up", "sandbox.down", "sandbox.model", "status", "--box", "gone")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("nothing was") == 12
+    assert not nowhere.exists()
+
+
+def test_status_prints_a_screen_and_exits_with_the_verdict(
+    invoke: Invoke, embedded: sandbox.Endpoint
+) -> None:
+    done = invoke("status")
+    assert done.stdout.startswith("sandbox/200  NOT-RUNNING  no run yet\n")
+    assert "no NVIDIA GPU in this container" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert done.returncode == 5
+
+
+def test_json_is_one_document_with_a_schema(invoke: Invoke, embedded: sandbox.Endpoint) -> None:
+    document = json.loads(invoke("status", "--json").stdout)
+    assert (document["schema"], document["task"], document["exit_code"]) == (1, "status", 5)
+    [box] = document["boxes"]
+    assert (box["box"], box["verdict"], box["exit_code"]) == ("sandbox", "not-running", 5)
+    assert {"since", "reasons", "evidence", "snapshot"} <= box.keys()
+
+
+def test_several_boxes_at_once_give_the_worst_code(invoke: Invoke, embedded: sandbox.Endpoint) -> None:
+    done = invoke("status", "--box", "sandbox", "--box", "gone", "--box", "twin")
+    assert done.returncode == 7
+    heads = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
+    assert [head.split()[:2] for head in heads] == [
+        ["sandbox/200", "NOT-RUNNING"],
+        ["gone/200", "UNREACHABLE"],
+        ["twin/200", "NOT-RUNNING"],
+    ]
+
+
+def test_an_error_is_json_too(invoke: Invoke, embedded: sandbox.Endpoint) -> None:
+    done = invoke("logs", "--run", "r-9999", "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == document["exit_code"] == 5
+    assert document["boxes"][0]["error"]["kind"] == "no-run"
+    done = invoke("status", "--box", "lap", "--json")
+    assert json.loads(done.stdout)["error"]["kind"] == "usage"
+    assert done.returncode == 1
+
+
+def test_an_unreachable_host_is_one_line_without_a_traceback(invoke: Invoke) -> None:
+    done = invoke("deploy", "--box", "gone")
+    assert done.returncode == 7
+    assert done.stderr.startswith("error: 127.0.0.1:1 refuses the connection\nhint: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_inventory_is_one_line_with_its_place(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "inventory.yaml").write_text(INVENTORY.replace("recipe", "recipee", 1))
+    done = invoke("status")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "error: inventory.yaml:4: box 'sandbox' needs 'recipe:'"
+    assert "unknown key 'recipee' in box 'sandbox'; did you mean 'recipe'?" in done.stderr
+
+
+def test_exec_passes_exact_arguments_outputs_and_code(invoke: Invoke, embedded: sandbox.Endpoint) -> None:
+    done = invoke("exec", "sh -c 'printf %s \"$1\"; echo err >&2; exit 9' sh", "--arg=-x $HOME é")
+    assert (done.stdout, done.stderr, done.returncode) == ("-x $HOME é", "err\n", 9)
+
+
+def test_exec_streams_our_stdin(invoke: Invoke, embedded: sandbox.Endpoint) -> None:
+    assert invoke("exec", "wc -c", "--stdin", input="x" * 300_000).stdout.strip() == "300000"
+
+
+def test_a_reader_that_has_had_enough_is_no_error(
+    line: Callable[..., list[str]], environment: dict[str, str], embedded: sandbox.Endpoint
+) -> None:
+    child = subprocess.Popen(
+        line("exec", "seq 3000000"),
+        env=environment,
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    assert child.stdout.readline() == b"1\n"
+    child.stdout.close()
+    assert child.wait(30) == 0
+    assert child.stderr.read() == b""
+    child.stderr.close()
+
+
+def interrupted(child: subprocess.Popen[str]) -> str:
+    """What it says after Ctrl-C; it must go quickly, with 130."""
+    began = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    said = child.communicate(timeout=20)[1]
+    assert child.returncode == 130
+    assert time.monotonic() - began < 5
+    assert "Traceback" not in said
+    return said
+
+
+def test_an_interrupt_ends_a_command_and_says_so(
+    line: Callable[..., list[str]], environment: dict[str, str], embedded: sandbox.Endpoint
+) -> None:
+    child = subprocess.Popen(
+        line("exec", "sh -c 'echo started; sleep 60'"),
+        env=environment,
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "started\n"
+    assert "note: interrupted; what goes on in the container: nothing of ours" in interrupted(child)
+
+
+def test_an_interrupt_does_not_wait_for_boxes_that_wait(
+    line: Callable[..., list[str]], environment: dict[str, str], box: Box
+) -> None:
+    run_dir = f"{box.roots.lib}/runs/r-7100"
+    script = f"mkdir -p {run_dir} && echo '{{\"created\": 9999999999}}' > {run_dir}/run.json"
+    assert execute(box, ["sh", "-c", script]).code == 0
+    calls = sandbox.sandbox_dir() / "calls.log"
+    before = calls.read_bytes().count(b"\n")
+    child = subprocess.Popen(
+        line("wait", "--run", "r-7100", "--box", "sandbox", "--box", "twin"),
+        env=environment,
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while calls.read_bytes().count(b"\n") < before + 2:  # each box has begun to look
+        assert child.poll() is None
+        time.sleep(0.05)
+    assert "note: interrupted; what goes on in the container: the run" in interrupted(child)
+    assert execute(box, ["rm", "-r", run_dir]).code == 0
+
+
+def test_wait_ends_at_once_when_the_verdict_can_no_longer_come(
+    invoke: Invoke, embedded: sandbox.Endpoint
+) -> None:
+    began = time.monotonic()
+    done = invoke("wait", "--until", "healthy", "--timeout", "60")
+    assert (done.returncode, done.stdout) == (5, "sandbox/200  NOT-RUNNING  no run yet\n")
+    assert time.monotonic() - began < 15
+    assert invoke("wait", "--until", "not-running").returncode == 0
+
+
+def test_wait_times_out_on_what_may_still_come(invoke: Invoke) -> None:
+    done = invoke("wait", "--until", "healthy", "--timeout", "1", "--box", "gone")
+    assert done.returncode == 10
+    assert done.stderr.splitlines()[-3].startswith(
+        "error: gone/200 is not healthy after 1 s: gone/200  UNREACHABLE"
+    )
+
+
+def test_boxes_lists_the_inventory_without_reaching_for_it(invoke: Invoke) -> None:
+    done = invoke("boxes")
+    assert [line.split()[:2] for line in done.stdout.splitlines()[1:]] == [
+        ["*", "sandbox"],
+        ["twin", "sandbox,"],
+        ["gone", "127.0.0.1,"],
+    ]
+
+
+def test_sandbox_down_and_up_by_hand(invoke: Invoke, embedded: sandbox.Endpoint) -> None:
+    assert invoke("sandbox.down").stdout == "down: what runs in its container runs on\n"
+    try:
+        assert invoke("sandbox.status").returncode == 5
+        done = invoke("status")
+        assert (done.returncode, done.stdout.split()[1]) == (7, "UNREACHABLE")
+        assert "invoke sandbox.up" in done.stdout
+        assert invoke("sandbox.up").returncode == 0
+        assert invoke("status").returncode == 5
+    finally:
+        embedded_box.up(revive=True)

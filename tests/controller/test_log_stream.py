@@ -1,0 +1,110 @@
+"""Logs: bytes as they are, at the speed of the channel, and across cuts without a gap or a repeat."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from controller import logs
+from controller.console import Console
+from controller.errors import NotRunning
+from controller.execution import execute
+from controller.inventory import Box
+
+from .conftest import Proxy
+
+FOLDER = "/var/lib/pctrun/runs"
+
+
+def in_container(box: Box, script: str, stdin: bytes | None = None) -> bytes:
+    result = execute(box, ["sh", "-c", script], stdin=stdin)
+    assert result.code == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture
+def run_id(box: Box):
+    """A run's folder as a finished run leaves it, with a log of our own."""
+    name = "r-7001"
+    exit_json = '{"schema":1,"code":0,"signal":null,"at":1,"reason":"finished","detail":""}'
+    in_container(box, f"mkdir -p {FOLDER}/{name} && printf %s '{exit_json}' > {FOLDER}/{name}/exit.json")
+    yield name
+    in_container(box, f"rm -rf {FOLDER}/{name}")
+
+
+def write_log(box: Box, run_id: str, data: bytes) -> None:
+    in_container(box, f"cat > {FOLDER}/{run_id}/train.log", stdin=data)
+
+
+def read(box: Box, **options: object) -> str:
+    return str(logs.run(box, Console(), capture=True, **options).document["text"])
+
+
+def test_the_last_lines_or_all(box: Box, run_id: str) -> None:
+    write_log(box, run_id, b"".join(b"line %d\n" % n for n in range(100)))
+    assert read(box, run_id=run_id, lines=3) == "line 97\nline 98\nline 99\n"
+    assert read(box, run_id=run_id, lines=0).count("\n") == 100
+
+
+def test_bytes_reach_stdout_as_they_are(
+    box: Box, run_id: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    data = bytes(range(256)) * 40
+    write_log(box, run_id, data)
+    logs.run(box, Console(), run_id=run_id, lines=0)
+    assert capfdbinary.readouterr().out == data
+
+
+def test_a_log_of_20_mb_costs_less_than_two_seconds_over_the_bare_channel(
+    box: Box, run_id: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    line = b"step 00001 loss 9.1234 0123456789012345678901234567890123456789012345678901234567\n"
+    data = line * (20_000_000 // len(line))
+    write_log(box, run_id, data)
+    began = time.monotonic()
+    execute(box, ["cat", f"{FOLDER}/{run_id}/train.log"])
+    bare = time.monotonic() - began
+    began = time.monotonic()
+    logs.run(box, Console(), run_id=run_id, lines=0)
+    took = time.monotonic() - began
+    assert capfdbinary.readouterr().out == data
+    assert took < bare + 2
+
+
+def test_a_missing_run_is_said_and_not_waited_for(box: Box) -> None:
+    with pytest.raises(NotRunning):
+        logs.run(box, Console(), run_id="r-9999", follow=True)
+
+
+def test_following_goes_on_at_the_same_byte_after_cuts(
+    box: Box, run_id: str, real_box: Callable[..., Box], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "RETRY_S", (0.1,))
+    in_container(
+        box, f"mv {FOLDER}/{run_id}/exit.json {FOLDER}/{run_id}/kept; : > {FOLDER}/{run_id}/train.log"
+    )
+    marked = f"PCTRUN_RUN_ID={run_id} PCTRUN_RUN_DIR={FOLDER}/{run_id}"
+    writer = (
+        f"cd {FOLDER}/{run_id}; n=0; while [ $n -lt 300 ]; do echo line $n >> train.log; n=$((n+1)); "
+        "sleep 0.02; done; mv kept exit.json"
+    )
+    in_container(box, f"env {marked} setsid sh -c '{writer}' >/dev/null 2>&1 </dev/null &")
+    stop = threading.Event()
+
+    def cut_now_and_then() -> None:
+        while not stop.wait(1.3):
+            proxy.cut()
+
+    cutter = threading.Thread(target=cut_now_and_then)
+    cutter.start()
+    try:
+        text = read(real_box(port=proxy.port), run_id=run_id, lines=5, follow=True)
+    finally:
+        stop.set()
+        cutter.join()
+    numbers = [int(line.split()[1]) for line in text.splitlines()]
+    assert numbers == list(range(numbers[0], 300))
+    assert numbers[0] < 100

@@ -1,0 +1,107 @@
+"""`-R` shows what would be sent, and nothing is: no connection, no sandbox."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller import abort, attach, deploy, execution, links, logs, plan, release, restart, status, wait
+from controller.errors import Usage
+from controller.inventory import Box
+
+LAB = Box(name="lab", host="pve1", vmid=201, recipe="qwen", overrides={"steps": 10}, grace_s=300)
+SANDBOX = Box(name="sandbox", sandbox=True, vmid=200, recipe="smollm2-135m")
+
+PLANS: dict[str, tuple[Any, Box, dict[str, Any]]] = {
+    "deploy": (deploy, SANDBOX, {}),
+    "restart": (restart, SANDBOX, {}),
+    "restart-all-options": (
+        restart,
+        LAB,
+        {
+            "fresh_cache": True,
+            "recipe": "other",
+            "settings": ["steps=20", "name=a b", "taps=[1, 2]"],
+            "from_scratch": True,
+            "reason": "new data",
+        },
+    ),
+    "status": (status, LAB, {}),
+    "abort": (abort, LAB, {"run_id": "r-0004", "reason": "driver"}),
+    "logs": (logs, LAB, {}),
+    "logs-follow": (logs, LAB, {"follow": True, "lines": 0, "run_id": "r-0001"}),
+    "exec": (execution, LAB, {"command": "sh -c 'echo $HOME'", "more": ["a b", ""], "with_stdin": True}),
+    "attach": (attach, LAB, {}),
+    "attach-named": (attach, LAB, {"run_id": "r-0001", "only_print": True}),
+    "wait": (wait, LAB, {"until": "finished", "timeout_s": 60}),
+}
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("a plan must not reach for anything")
+
+    monkeypatch.setattr(links, "get", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_plan_of(
+    name: str,
+    golden: Callable[[str, str], None],
+    offline: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "a.py").write_text("a = 1\n")
+    monkeypatch.setattr(release, "payload_root", lambda: tmp_path)
+    operation, box, options = PLANS[name]
+    golden(f"plans/{name}.txt", plan.text(operation.plan(box, **options), box))
+
+
+def test_a_plan_is_data_as_well(offline: None) -> None:
+    made = plan.as_json(restart.plan(LAB))
+    assert made["round_trips"] == "1 pct exec"
+    assert made["plan"][0]["verb"] == "restart"
+    assert made["plan"][0]["args"]["overrides"] == {"steps": 10}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a=1", 1),
+        ("a=1e-3", 0.001),
+        ("a=1.0e-3", 0.001),
+        ("a=true", True),
+        ("a=x=y", "x=y"),
+        ("a=", ""),
+        ("a=[1, 2]", [1, 2]),
+    ],
+)
+def test_settings_are_read_as_yaml(text: str, value: object) -> None:
+    assert restart.parse_setting(text) == ("a", value)
+
+
+@pytest.mark.parametrize("text", ["a", "=1", "a=[1", ""])
+def test_a_broken_setting_is_one_line(text: str) -> None:
+    with pytest.raises(Usage, match="--set"):
+        restart.parse_setting(text)
+
+
+def test_an_unknown_verdict_cannot_be_waited_for() -> None:
+    with pytest.raises(Usage, match="no verdict is called 'ready'"):
+        wait.plan(LAB, until="ready")
+
+
+def test_nothing_to_execute_is_said_before_anything_is_sent() -> None:
+    with pytest.raises(Usage, match="nothing to run"):
+        execution.plan(LAB, command=" ")
+    with pytest.raises(Usage, match="cannot split"):
+        execution.plan(LAB, command="echo 'x")
+    with pytest.raises(Usage, match="NUL"):
+        execution.plan(LAB, command="echo", more=["\0"])
