@@ -5,26 +5,28 @@ text. Only the modules that a verb imports are compiled; tracebacks show their l
 (No `from __future__` here: this text stands after the SOURCES line.)
 """
 
-import importlib.abc
-import importlib.machinery
 import sys
-from types import CodeType, ModuleType
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Optional
 
 
-class MemoryImporter(importlib.abc.InspectLoader, importlib.abc.MetaPathFinder):
-    """Imports the named sources; everything else stays with Python's own finders."""
+class MemoryImporter:
+    """Finder and loader of the named sources; everything else stays with Python's own finders.
+
+    Without the base classes of `importlib.abc`, whose import alone costs a fifth of a snapshot.
+    """
 
     def __init__(self, sources: "dict[str, str]") -> None:
         self.sources = sources
 
     def find_spec(
         self, name: str, path: object = None, target: Optional[ModuleType] = None
-    ) -> Optional[importlib.machinery.ModuleSpec]:
+    ) -> Optional[ModuleSpec]:
         if name not in self.sources:
             return None
         package = self.is_package(name)
-        spec = importlib.machinery.ModuleSpec(name, self, origin=self.filename(name), is_package=package)
+        spec = ModuleSpec(name, self, origin=self.filename(name), is_package=package)  # type: ignore[arg-type]
         spec.has_location = True  # gives the module its __file__, which tracebacks print
         return spec
 
@@ -37,8 +39,13 @@ class MemoryImporter(importlib.abc.InspectLoader, importlib.abc.MetaPathFinder):
     def get_source(self, name: str) -> str:
         return self.sources[name]
 
-    def get_code(self, name: str) -> CodeType:
-        return compile(self.sources[name], self.filename(name), "exec", dont_inherit=True)
+    def create_module(self, spec: ModuleSpec) -> None:
+        """None: Python makes the module itself."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        code = compile(self.sources[name], self.filename(name), "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # noqa: S102 - what an importer does
 
 
 if "SOURCES" in globals():

@@ -36,7 +36,7 @@ def run(call: Call) -> dict[str, Any]:
         _remove_debris(call.roots)
         place = releases.folder(call.roots, release)
         previous = releases.linked(call.roots, "current")
-        edited = releases.differences(place, manifest) if os.path.isdir(place) else []
+        edited = unpack.differences(place, manifest) if os.path.isdir(place) else []
         answer: Json = {"release": release, "previous": previous, "files": 0, "bytes": 0, "edited": edited}
         if os.path.isdir(place) and not edited:
             if previous == release:
@@ -72,7 +72,7 @@ def _make(call: Call, release: str, manifest: list[Json], python: str, previous:
         write_json(os.path.join(incoming, releases.MANIFEST), record)
         call.frames.note(f"{len(manifest)} files verified; checking that {python} can import them")
         versions = import_check(python, incoming)
-        wrong = releases.differences(incoming, manifest)
+        wrong = unpack.differences(incoming, manifest)
         if wrong:
             raise Refusal("verify", f"{wrong[0]} changed while the release was checked", "deploy again")
         unpack.sync_tree(incoming)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import os
 import select
-import shutil
 import subprocess
 import time
 from typing import Any, NamedTuple
@@ -47,24 +46,19 @@ def ask(run_root: str, deadline_s: float) -> Query:
     """Start `nvidia-smi` and return at once, so that other looks go on beside it."""
     deadline = time.monotonic() + deadline_s
     mark = os.path.join(run_root, "nvidia-smi.json")
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        if glob.glob(DEVICES + "[0-9]*"):
-            return Query(
-                None, _answer("error", "nvidia-smi is not installed, though /dev/nvidia* is here"), 0, mark
-            )
-        return Query(None, _answer("absent", "no NVIDIA GPU in this container"), 0, mark)
     hanging = _hanging(mark)
     if hanging:
-        return Query(None, _answer("timeout", hanging), 0, mark)
-    argv = [program, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
-    child = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+        return Query(None, _answer("timeout", hanging), deadline, mark)
+    try:
+        child = subprocess.Popen(
+            ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError:
+        return Query(None, _without_program(), deadline, mark)
     return Query(child, None, deadline, mark)
 
 
@@ -100,6 +94,12 @@ def query(run_root: str, deadline_s: float = 5.0) -> dict[str, Any]:
 
 def _answer(status: str, detail: str, rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     return {"status": status, "detail": detail, "rows": rows or []}
+
+
+def _without_program() -> dict[str, Any]:
+    if glob.glob(DEVICES + "[0-9]*"):
+        return _answer("error", f"{DEVICES}* is here, but nvidia-smi is not installed")
+    return _answer("absent", "no NVIDIA GPU in this container")
 
 
 def _row(line: str) -> dict[str, Any]:

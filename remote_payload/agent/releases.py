@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from typing import Any
@@ -53,43 +52,3 @@ def manifest(path: str) -> list[dict[str, Any]]:
     if not isinstance(files, list):
         return []
     return [file for file in files if isinstance(file, dict) and isinstance(file.get("path"), str)]
-
-
-def digest(path: str) -> str:
-    """sha256 of a regular file in hex; empty for anything else (a link, a folder, nothing)."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    sha = hashlib.sha256()
-    try:
-        while True:
-            block = os.read(handle, 1 << 20)
-            if not block:
-                return sha.hexdigest()
-            sha.update(block)
-    except OSError:
-        return ""
-    finally:
-        os.close(handle)
-
-
-def differences(path: str, wanted: list[dict[str, Any]]) -> list[str]:
-    """Files that are not as the manifest says, or not in it. Byte code is Python's own business."""
-    wrong = []
-    for file in wanted:
-        here = os.path.join(path, file["path"])
-        try:
-            same = os.lstat(here).st_size == file["bytes"] and digest(here) == file["sha256"]
-        except OSError:
-            same = False
-        if not same:
-            wrong.append(file["path"])
-    known = {file["path"] for file in wanted} | {MANIFEST}
-    for base, folders, files in os.walk(path):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for name in files + [name for name in folders if os.path.islink(os.path.join(base, name))]:
-            relative = os.path.relpath(os.path.join(base, name), path)
-            if relative not in known and not relative.endswith(".pyc"):
-                wrong.append(relative)
-    return sorted(set(wrong))

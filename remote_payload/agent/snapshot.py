@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
+import sys
 import time
 from typing import Any
 
@@ -31,8 +31,8 @@ def run(call: Call) -> dict[str, Any]:
     marked = procs.marked()
     facts: dict[str, Any] = {
         "now": time.time(),
-        "hostname": platform.node(),
-        "python": platform.python_version(),
+        "hostname": os.uname().nodename,
+        "python": "{}.{}.{}".format(*sys.version_info),
         "release": {
             "current": releases.linked(roots, "current"),
             "previous": releases.linked(roots, "previous"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 
 SOCKET = "pctrun"
@@ -24,12 +23,12 @@ def new_session(run_root: str, name: str, folder: str, argv: list[str]) -> str:
 
     tmux answers 0 even when the command dies at once (tmux issue 116): look for the process itself.
     """
-    if shutil.which("tmux") is None:
-        return "tmux is not installed"
     os.makedirs(_folder(run_root), mode=0o700, exist_ok=True)
     os.chmod(_folder(run_root), 0o700)
     try:
         done = _tmux(run_root, "new-session", "-d", "-s", name, "-x", "200", "-y", "50", "-c", folder, *argv)
+    except FileNotFoundError:
+        return "tmux is not installed"
     except subprocess.TimeoutExpired:
         return "tmux did not answer in 10 s"
     return "" if done.returncode == 0 else done.stderr.decode("utf-8", "replace").strip() or "tmux failed"

@@ -59,7 +59,7 @@ def find_copies(roots: Roots, manifest: list[Json]) -> dict[str, str]:
             if sha not in wanted or sha in found or not _is_safe(file["path"]):
                 continue
             path = os.path.join(folder, file["path"])
-            if releases.digest(path) == sha:
+            if digest(path) == sha:
                 found[sha] = path
     return {file["path"]: found[file["sha256"]] for file in manifest if file["sha256"] in found}
 
@@ -121,6 +121,46 @@ def write_verified(content: IO[bytes], folder: str, file: Json) -> None:
         raise Refusal(
             "verify", f"{file['path']} arrived damaged ({size} of {file['bytes']} bytes)", "deploy again"
         )
+
+
+def digest(path: str) -> str:
+    """sha256 of a regular file in hex; empty for anything else (a link, a folder, nothing)."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    sha = hashlib.sha256()
+    try:
+        while True:
+            block = os.read(handle, 1 << 20)
+            if not block:
+                return sha.hexdigest()
+            sha.update(block)
+    except OSError:
+        return ""
+    finally:
+        os.close(handle)
+
+
+def differences(path: str, wanted: list[dict[str, Any]]) -> list[str]:
+    """Files that are not as the manifest says, or not in it. Byte code is Python's own business."""
+    wrong = []
+    for file in wanted:
+        here = os.path.join(path, file["path"])
+        try:
+            same = os.lstat(here).st_size == file["bytes"] and digest(here) == file["sha256"]
+        except OSError:
+            same = False
+        if not same:
+            wrong.append(file["path"])
+    known = {file["path"] for file in wanted} | {releases.MANIFEST}
+    for base, folders, files in os.walk(path):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in files + [name for name in folders if os.path.islink(os.path.join(base, name))]:
+            relative = os.path.relpath(os.path.join(base, name), path)
+            if relative not in known and not relative.endswith(".pyc"):
+                wrong.append(relative)
+    return sorted(set(wrong))
 
 
 def sync_tree(folder: str) -> None:

@@ -51,12 +51,13 @@ def test_a_request_that_is_not_json_fails_without_a_traceback(box):
     assert err.startswith(b"pctrun agent: the request is not a JSON line") and err.count(b"\n") == 1
 
 
-def test_a_defect_is_reported_on_one_line_with_the_place_in_the_sources(box):
-    Path(box.roots["lib"]).mkdir()
-    (Path(box.roots["lib"]) / "runs").write_text("a file where a folder should be")
-    answer = box.call("start", recipe="x", python=sys.executable)
-    assert answer.error["kind"] in ("internal", "no-release")
-    assert "\n" not in answer.error["message"]
+def test_a_defect_is_reported_on_one_line_with_the_place_in_the_sources(ready):
+    Path(ready.roots["lib"]).mkdir()
+    (Path(ready.roots["lib"]) / "runs").write_text("a file where a folder should be")
+    error = ready.start().error
+    assert error["kind"] == "internal" and "\n" not in error["message"]
+    assert "FileExistsError" in error["message"] and "pctrun:agent/start.py:" in error["message"]
+    assert "os.makedirs(roots.runs" in error["message"], "the source line itself"
 
 
 def test_exec_carries_arguments_output_and_status_unchanged(box):
