@@ -19,7 +19,7 @@ def tree() -> dict[str, type[errors.PctrunError]]:
 
 
 def test_the_drawn_tree_is_the_real_one() -> None:
-    drawn = re.findall(r"^ +([│├└─ ]*)([A-Z]\w+) +(\d+) ", errors.__doc__ or "", re.MULTILINE)
+    drawn = re.findall(r"^([│├└─ ]*)([A-Z]\w+) +(\d+) ", errors.__doc__ or "", re.MULTILINE)
     assert {name: int(code) for _, name, code in drawn} == {
         name: found.exit_code for name, found in tree().items()
     }
