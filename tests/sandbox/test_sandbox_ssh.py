@@ -349,7 +349,7 @@ def test_server_keeps_no_descriptor_and_no_zombie_of_past_sessions(box, ssh):
         channel.exec_command("pct exec 200 -- sleep 600.6")
     client.close()
     box.wait_for(lambda: not box.runs("sleep 600.6"), "the terminals' processes are hung up")
-    box.wait_for(lambda: held() == before, "descriptors are closed")
+    box.wait_for(lambda: held() <= before, "descriptors are closed")
     states = subprocess.run(
         ["ps", "--ppid", str(server), "-o", "stat="], capture_output=True, text=True
     ).stdout
