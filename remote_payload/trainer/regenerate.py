@@ -48,7 +48,7 @@ class Conversation:
 def read_prompts(path: Path) -> list[Conversation]:
     """Raises Refusal with file:line for a line that is no prompt and for an id that comes twice."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")  # U+2028 may stand in a JSON string
     except (OSError, UnicodeDecodeError) as error:
         raise Refusal(f"{path}: cannot be read ({error})") from None
     prompts: dict[str, Conversation] = {}
