@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from trainer import islands
 from trainer.acceptance import evaluate, spans, walk
 from trainer.data import Document, load_corpus, load_tokenizer
 from trainer.drafter import Drafter, initialise
@@ -314,3 +315,20 @@ def test_nothing_to_measure_is_nan_and_not_an_error():
     assert math.isnan(found.tau) and found.cycles == 0 and found.responses == 0
     case.documents = []
     assert math.isnan(case.evaluate().tau)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_cuda_with_compiled_flex_gives_the_tau_of_the_cpu(dtype):
+    case = tiny_case(("sliding_attention", "full_attention"))
+    overfit(case, steps=150, anchors=24, lr=3e-3)
+    expected = case.evaluate()
+    device = torch.device("cuda")
+    case.drafter.to(device).islands = islands.compiled(device)
+    embed, head = case.head.embed_tokens.to(device, dtype), case.head.lm_head.to(device, dtype)
+    found = evaluate(
+        case.drafter, SharedHead(embed, head), case.documents, case.features, device=device, dtype=dtype
+    )
+    case.drafter.to(CPU)
+    assert found.tau == pytest.approx(expected.tau, rel=0.001 if dtype == torch.float32 else 0.05)
