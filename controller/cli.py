@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import sys
@@ -101,6 +102,8 @@ def _over(
 ) -> list[tuple[Box, Outcome | PctrunError]]:
     def one(box: Box) -> tuple[Box, Outcome | PctrunError]:
         console = Console(box.name if len(boxes) > 1 else "")
+        if len(boxes) > 1 and not parallel:
+            console.note(f"container {box.vmid}")
         try:
             return box, act(box, console)
         except PctrunError as error:
@@ -159,6 +162,9 @@ def _report(task: str, results: list[tuple[Box, Outcome | PctrunError]], *, as_j
 
 def _finish(work: Callable[[], int], task: str, *, as_json: bool) -> None:
     """Run `work`; every expected failure ends here. Success lets the next task on the line run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets a ? for τ, not a traceback
     try:
         code = work()
     except PctrunError as error:

@@ -19,7 +19,6 @@ class Progress:
     tokens_per_s: float | None
     step_s: float | None
     eta_s: float | None
-    first_loss: float | None
     loss: float | None
     tau: float | None
 
@@ -45,7 +44,6 @@ def of(run: dict[str, Any]) -> Progress:
         tokens_per_s=sum(line.get("tokens") or 0 for line in steady) / seconds if steady else None,
         step_s=statistics.median(line["step_s"] for line in steady) if steady else None,
         eta_s=max(0, steps - step) * seconds / len(steady) if steady and steps else None,
-        first_loss=losses[0] if losses else None,
         loss=state["loss"] if state.get("loss") is not None else (losses[-1] if losses else None),
         tau=state["tau"] if state.get("tau") is not None else (taus[-1] if taus else None),
     )

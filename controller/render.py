@@ -16,14 +16,14 @@ Json = dict[str, Any]
 
 WIDTH, HEIGHT = 100, 25
 _COLOURS = {"healthy": 32, "finished": 32, "degraded": 33, "stalled": 33, "crashed": 31, "unreachable": 35}
-_GPU_ROWS, _EVIDENCE, _TAIL = 8, 8, 5
+_GPU_ROWS, _STALE, _EVIDENCE, _TAIL = 8, 2, 8, 5
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")
 
 
 def screen(label: str, verdict: Verdict, snapshot: Json | None) -> str:
     """The whole screen as plain text, cut at 100 columns; the log tail gives way when it gets too high."""
     lines = [_headline(label, verdict, snapshot)]
-    lines += _rows("why", verdict.reasons[:4])
+    lines += _rows("why", _some([_clean(reason) for reason in verdict.reasons], 4))
     if snapshot is not None:
         run = snapshot.get("run")
         if run:
@@ -31,8 +31,8 @@ def screen(label: str, verdict: Verdict, snapshot: Json | None) -> str:
         lines += _machine_lines(snapshot)
     quoted = [f"           | {_clean(line)}" for line in _quoted(verdict, snapshot)]
     ending = [f"  {'next':<9}{_next(verdict)}"]
-    room = HEIGHT - len(lines) - len(ending)
-    lines += quoted[-room:] if room > 0 else []
+    room = max(0, HEIGHT - len(lines) - len(ending))
+    lines = [*lines, *quoted[len(quoted) - min(room, len(quoted)) :]][: HEIGHT - len(ending)]
     return "\n".join(_cut(line) for line in [*lines, *ending])
 
 
@@ -116,9 +116,11 @@ def _saved(run: Json, now: float) -> str:
 
 def _machine_lines(snapshot: Json) -> Iterator[str]:
     yield from _gpu_lines(snapshot.get("gpus") or {})
-    for entry in snapshot.get("stale") or []:
-        command = str(entry.get("command", ""))[:50]
-        yield from _rows("stale", [f"pid {entry.get('pid')} holds a GPU and is not of a run: {command}"])
+    stale = snapshot.get("stale") or []
+    shown = [
+        f"pid {entry['pid']} holds a GPU, not of a run: {_clean(entry['command'])[:50]}" for entry in stale
+    ]
+    yield from _rows("stale", _some(shown, _STALE))
     disks = [_disk(disk) for disk in (*(snapshot.get("disks") or []), snapshot.get("shm")) if disk]
     yield from _rows("free", ["   ".join(disks[at : at + 2]) for at in range(0, len(disks), 2)])
     lock = snapshot.get("lock")
@@ -138,8 +140,8 @@ def _gpu_lines(gpus: Json) -> Iterator[str]:
         yield from _rows("gpu", [f"not known: {gpus.get('detail') or status}"])
     elif rows:
         yield from _rows("gpu", [" #   memory GiB   util   temp   power        name"])
-        for row in rows[:_GPU_ROWS]:
-            yield " " * 11 + _gpu_row(row)
+        for text in _some([_gpu_row(row) for row in rows], _GPU_ROWS):
+            yield " " * 11 + text
 
 
 def _gpu_row(row: Json) -> str:
@@ -192,6 +194,13 @@ def _next(verdict: Verdict) -> str:
             "unreachable": "check the host and the way to it; the run may be fine",
         }[verdict.word]
     )
+
+
+def _some(texts: list[str], limit: int) -> list[str]:
+    """At most `limit` lines, the last of which then says how many are not shown."""
+    if len(texts) <= limit:
+        return texts
+    return [*texts[: limit - 1], f"and {len(texts) - limit + 1} more: --json shows them"]
 
 
 def _rows(name: str, texts: Any) -> Iterator[str]:

@@ -1,31 +1,27 @@
-"""One SSH connection with channels that end: Fabric's configuration, login and jump hosts, our own bytes.
+"""One SSH connection whose commands always end, and whose bytes flow both ways at the speed of the channel.
 
-Fabric's `run` captures in quadratic time (20 MB: 53 s), opens channels without a limit, hangs on a dead
-peer: it is not used. Its reading of ssh_config, its connection object and its gateways are.
+Fabric's own `run` is not used: it captures in quadratic time (20 MB: 53 s), opens channels without a limit and hangs
+on a dead peer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import select
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
 import paramiko
-from fabric import Config, Connection
 
-from controller import hostkeys
 from controller.deadline import DEFAULT, Deadline
+from controller.dial import dial
 from controller.endpoint import Endpoint
-from controller.errors import ConnectionLost, LoginRefused, Unreachable
+from controller.errors import ConnectionLost
 from controller.watchdog import Watchdog
 
-SLICE = (
-    32 * 1024
-)  # Paramiko's sendall copies the rest of its buffer for each packet: 64 MiB at 2 MiB/s when whole
+# Paramiko's sendall copies the rest of its buffer for each packet: 64 MiB in one piece go at 2 MiB/s.
+SLICE = 32 * 1024
 READ = 256 * 1024
 _LINGER_S = 1.0  # how long a finished command may take to give its exit status
 
@@ -37,13 +33,13 @@ class Link:
 
     def __init__(self, endpoint: Endpoint, deadline: Deadline = DEFAULT) -> None:
         self.endpoint = endpoint
-        self._connection = _open(endpoint, deadline)
+        self._connection = dial(endpoint, deadline)
         self._transport: paramiko.Transport = self._connection.transport
         self._watchdog = Watchdog(self._transport, idle=deadline.idle)
 
     @property
     def alive(self) -> bool:
-        return self._transport.is_active() and not self._watchdog.overdue()
+        return self._transport.is_active()
 
     def run(
         self,
@@ -66,11 +62,12 @@ class Link:
             sender = _Sender(channel, feed, self._watchdog)
             self._drain(channel, sender, on_stdout, on_stderr, finished, deadline)
             status = channel.recv_exit_status() if channel.exit_status_ready() else -1
-            if status < 0 and not self._transport.is_active():
-                raise self._lost("the connection broke")
+            if status < 0:
+                self._check(None, deadline)
             return None if status < 0 else status
         except (paramiko.SSHException, EOFError) as error:
-            raise self._lost(str(error) or "it closed the channel") from error
+            self._check(None, deadline)
+            raise self._lost(f"it closed the channel: {error or type(error).__name__}") from error
         finally:
             channel.close()
 
@@ -126,8 +123,7 @@ class Link:
                 select.select([channel], [], [], 0.2)
 
     def _check(self, ends_at: float | None, deadline: Deadline) -> None:
-        if self._watchdog.overdue():
-            self.close()
+        if self._watchdog.dead:
             raise self._lost(f"no sign of life for {deadline.idle:g} s")
         if not self._transport.is_active():
             raise self._lost("the connection broke")
@@ -170,96 +166,6 @@ class _Sender:
 
 class _PeerStoppedReading(Exception):
     pass
-
-
-def _open(endpoint: Endpoint, deadline: Deadline) -> Connection:
-    connection = _configure(endpoint, deadline)
-    for hop in _hops(connection):
-        pin = endpoint.host_key if hop is connection else None
-        hostkeys.guard(hop.client, known_hosts=endpoint.known_hosts, pin=pin)
-    where = _where(endpoint)
-    try:
-        connection.open()
-    except Unreachable:
-        connection.close()
-        raise
-    except paramiko.BadHostKeyException as error:
-        raise hostkeys.changed(error, endpoint.known_hosts) from None
-    except paramiko.PasswordRequiredException:
-        raise LoginRefused(f"the key for {where} has a passphrase", "ssh-add it to an agent first") from None
-    except paramiko.AuthenticationException as error:
-        raise LoginRefused(
-            f"{where} refused the login of {connection.user}: {error}",
-            "add your public key to its authorized_keys, or set user: or identity_file: in inventory.yaml",
-        ) from None
-    except socket.gaierror:
-        raise Unreachable(f"no such host name: {connection.host}", "check host: in inventory.yaml") from None
-    except TimeoutError:
-        raise Unreachable(
-            f"{where} does not answer within {deadline.connect:g} s", "is it up, is the way free?"
-        ) from None
-    except paramiko.ssh_exception.NoValidConnectionsError:
-        raise Unreachable(f"{where} refuses the connection", "is it up, is port: right?") from None
-    except (OSError, EOFError, ValueError, paramiko.SSHException) as error:
-        raise Unreachable(f"cannot reach {where}: {error or type(error).__name__}") from None
-    return connection
-
-
-def _configure(endpoint: Endpoint, deadline: Deadline) -> Connection:
-    """A Fabric connection, not yet open; for the embedded box without the person's SSH configuration."""
-    limits = {
-        "banner_timeout": deadline.connect,
-        "auth_timeout": deadline.connect,
-        "channel_timeout": deadline.connect,  # a jump host's channel to the next hop: else an hour
-    }
-    given = [str(Path(endpoint.identity_file).expanduser())] if endpoint.identity_file else []
-    for key in given:
-        if not Path(key).is_file():
-            raise LoginRefused(
-                f"no key file {endpoint.identity_file}", "check identity_file: in inventory.yaml"
-            )
-    login = {
-        **limits,
-        "key_filename": given,
-        "allow_agent": not endpoint.embedded,
-        "look_for_keys": not given,
-    }
-    settings = {"user": "root", "connect_kwargs": limits, "timeouts": {"connect": deadline.connect}}
-    config = Config(
-        overrides=settings,
-        ssh_config=paramiko.SSHConfig() if endpoint.embedded else None,
-        lazy=False,
-    )
-    return Connection(
-        endpoint.host,
-        user=endpoint.user,
-        port=endpoint.port,
-        config=config,
-        gateway=_gateway(endpoint, config),
-        connect_kwargs=login,
-    )
-
-
-def _gateway(endpoint: Endpoint, config: Config) -> Connection | bool | None:
-    """The last jump host, reached through those before it. None leaves ProxyCommand to Fabric.
-
-    Fabric takes `ProxyJump none` for a host name (fabric#2354).
-    """
-    jumps = endpoint.proxy_jump or config.base_ssh_config.lookup(endpoint.host).get("proxyjump")
-    if not jumps:
-        return None
-    if jumps.lower() == "none":
-        return False
-    last: Connection | None = None
-    for jump in jumps.split(","):
-        last = Connection(jump.strip(), config=config.clone(), gateway=last or False)
-    return last
-
-
-def _hops(connection: Connection) -> Iterator[Connection]:
-    while isinstance(connection, Connection):
-        yield connection
-        connection = connection.gateway
 
 
 def _where(endpoint: Endpoint) -> str:

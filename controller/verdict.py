@@ -167,7 +167,7 @@ def _or_degraded(
     word: str, summary: str, since: float | None, doubts: tuple[str, ...], asides: tuple[str, ...]
 ) -> Verdict:
     if doubts:
-        return Verdict("degraded", summary, since, doubts + asides)
+        return Verdict("degraded", summary, None, doubts + asides)  # since when, one look cannot tell
     return Verdict(word, summary, since, asides)
 
 

@@ -10,25 +10,26 @@ import paramiko
 
 
 class Watchdog:
-    """Asks the peer for a sign of life in its own thread; any byte of the peer counts as one (`heard`)."""
+    """Asks the peer for a sign of life, and closes the transport once it has given none for `idle` seconds.
+
+    Any byte of the peer is a sign (`heard`). Closing wakes every wait of Paramiko, also one without a limit of
+    its own, such as that for the answer to an exec request.
+    """
 
     def __init__(self, transport: paramiko.Transport, *, idle: float) -> None:
+        self.dead = False
         self._transport = transport
         self._idle = idle
         self._interval = min(5.0, idle / 3)
         self._heard_at = time.monotonic()
         self._asked_at: float | None = None
         self._stop = threading.Event()
-        threading.Thread(target=self._ask, name="pctrun-watchdog", daemon=True).start()
+        for work in (self._ask, self._watch):
+            threading.Thread(target=work, name="pctrun-watchdog", daemon=True).start()
 
     def heard(self) -> None:
         """The peer has just proved that it lives."""
         self._heard_at = time.monotonic()
-
-    def overdue(self) -> bool:
-        """True when a question has gone unanswered, and nothing else was heard, for `idle` seconds."""
-        asked = self._asked_at
-        return asked is not None and time.monotonic() - max(asked, self._heard_at) > self._idle
 
     def stop(self) -> None:
         self._stop.set()
@@ -40,3 +41,10 @@ class Watchdog:
                 # Blocks until the answer, a refusal included, or the end of the transport.
                 self._transport.global_request("keepalive@openssh.com", wait=True)
                 self._asked_at = None
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._interval / 8) and self._transport.is_active():
+            asked = self._asked_at
+            if asked is not None and time.monotonic() - max(asked, self._heard_at) > self._idle:
+                self.dead = True
+                self._transport.close()

@@ -6,8 +6,10 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +143,16 @@ def test_an_unreachable_host_is_one_line_without_a_traceback(invoke: Invoke) -> 
     assert done.returncode == 7
     assert done.stderr.startswith("error: 127.0.0.1:1 refuses the connection\nhint: ")
     assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_speaks_no_ssh_is_one_line_too(invoke: Invoke, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
+        port = listener.getsockname()[1]
+        (tmp_path / "inventory.yaml").write_text(INVENTORY.replace("port: 1", f"port: {port}"))
+        done = invoke("status", "--box", "gone")
+    assert (done.returncode, done.stderr) == (7, "")
+    assert f"cannot reach 127.0.0.1:{port}" in done.stdout
 
 
 def test_a_broken_inventory_is_one_line_with_its_place(invoke: Invoke, tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import asyncssh
@@ -222,6 +225,24 @@ def test_a_frozen_peer_opens_no_channel_and_we_do_not_wait_an_hour(endpoint: End
     assert time.monotonic() - began < 5
 
 
+def test_a_peer_that_freezes_before_it_answers_the_exec_request_fails_too(
+    endpoint: Endpoint, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paramiko waits for that answer without any limit."""
+    link = Link(Endpoint(**{**vars(endpoint), "port": proxy.port}), QUICK)
+    ask = paramiko.Channel.exec_command
+
+    def freeze_then_ask(channel: paramiko.Channel, command: str) -> None:
+        proxy.frozen.set()
+        ask(channel, command)
+
+    monkeypatch.setattr(paramiko.Channel, "exec_command", freeze_then_ask)
+    began = time.monotonic()
+    with pytest.raises(ConnectionLost, match="no sign of life"):
+        run(link, "true", deadline=QUICK)
+    assert time.monotonic() - began < QUICK.idle + 3
+
+
 def test_a_stopped_server_process_is_a_frozen_peer(endpoint: Endpoint) -> None:
     pid = sandbox.status().server_pid
     assert pid is not None
@@ -260,3 +281,64 @@ def test_a_jump_host_is_checked_like_any_other(
     known = tmp_path / "known_hosts"
     with pytest.raises(HostKeyRefused, match=rf"\[127.0.0.1\]:{embedded.port} is not known"):
         Link(Endpoint(**{**vars(endpoint), "proxy_jump": jump, "known_hosts": str(known)}))
+
+
+JUMP_HOST = """
+import asyncio, sys, asyncssh
+
+class Forwarder(asyncssh.SSHServer):
+    def connection_requested(self, *where):
+        return True
+
+async def serve(host_key, client_keys):
+    server = await asyncssh.listen("127.0.0.1", 0, server_factory=Forwarder, server_host_keys=[host_key],
+                                   authorized_client_keys=client_keys)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.wait_closed()
+
+asyncio.run(serve(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def jump_host(embedded: sandbox.Endpoint, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """A second SSH server that forwards and does nothing else: `user@host:port` and its known_hosts line."""
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    key.write_private_key(str(tmp_path / "jump_key"))
+    argv = [sys.executable, "-c", JUMP_HOST, str(tmp_path / "jump_key"), f"{embedded.identity_file}.pub"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        public = " ".join(key.export_public_key().decode().split()[:2])
+        yield f"root@127.0.0.1:{port}", f"[127.0.0.1]:{port} {public}"
+        server.terminate()
+
+
+def test_a_command_runs_through_a_jump_host(
+    endpoint: Endpoint, embedded: sandbox.Endpoint, jump_host: tuple[str, str], tmp_path: Path
+) -> None:
+    jump, known_line = jump_host
+    known = tmp_path / "known_hosts"
+    known.write_text(f"{known_line}\n{embedded.known_hosts_line}\n")
+    through = {"proxy_jump": jump, "known_hosts": str(known), "host_key": None}
+    link = Link(Endpoint(**{**vars(endpoint), **through}))
+    assert run(link, "echo through") == (0, b"through\n", b"")
+    link.close()
+    stranger = Endpoint(**{**vars(endpoint), **through, "proxy_jump": jump.replace("root@", "ghost@")})
+    known.write_text(f"{embedded.known_hosts_line}\n")
+    with pytest.raises(HostKeyRefused, match=re.escape(jump.partition(":")[2])):
+        Link(stranger)
+
+
+def test_names_users_ports_and_keys_of_ssh_config_are_used(
+    embedded: sandbox.Endpoint, real_box: Callable[..., Box], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(
+        f"Host pve-alias\n  HostName 127.0.0.1\n  Port {embedded.port}\n  User root\n  ProxyJump none\n"
+        f"  IdentityFile {embedded.identity_file}\n  IdentityFile ~/.ssh/not-there\n"
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    link = Link(resolve(real_box(host="pve-alias", port=None, user=None, identity_file=None)))
+    assert run(link, "echo alias")[1] == b"alias\n"
+    link.close()

@@ -82,7 +82,7 @@ def test_there_is_no_eta_before_a_steady_step() -> None:
 
 
 def test_a_run_without_any_file_yet_is_not_an_accident() -> None:
-    assert progress.of({}) == progress.Progress(0, 0, 0, None, None, None, None, None, None)
+    assert progress.of({}) == progress.Progress(0, 0, 0, None, None, None, None, None)
 
 
 class Terminal(io.StringIO):
