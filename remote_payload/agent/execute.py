@@ -71,6 +71,8 @@ def _spawn(argv: list[str], cwd: str | None, with_stdin: bool) -> subprocess.Pop
         raise Refusal("usage", f"not executable: {argv[0]}") from None
     except OSError as error:
         raise Refusal("usage", f"cannot start {argv[0]}: {error.strerror}") from None
+    except UnicodeEncodeError:
+        raise Refusal("usage", "exec: argv holds a lone surrogate, which no argument can carry") from None
 
 
 def _feed(source: IO[bytes], pipe: IO[bytes]) -> None:

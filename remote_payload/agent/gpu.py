@@ -14,7 +14,7 @@ import time
 from typing import Any, NamedTuple
 
 from agent import procs
-from agent.files import read_json, remove_quietly, write_json
+from agent.files import number, read_json, remove_quietly, write_json
 
 # nvidia-smi's name -> ours; whole numbers unless listed in _TEXT or _FLOAT
 FIELDS = {
@@ -135,5 +135,5 @@ def _hanging(mark: str) -> str:
     if proc is None or proc.start != noted.get("start"):
         remove_quietly(mark)
         return ""
-    age = int(time.time() - float(noted.get("since", time.time())))
+    age = int(time.time() - (number(noted, "since") or 0))
     return f"nvidia-smi hangs in the driver for {age} s (pid {proc.pid}, state {proc.state})"

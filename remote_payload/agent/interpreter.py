@@ -57,18 +57,19 @@ def run_python(python: str, argv: list[str], cwd: str, timeout_s: float) -> subp
 
 
 def import_check(python: str, folder: str) -> str:
-    """Byte-compile a release and import it there; the line of versions that `trainer.selfcheck` prints."""
+    """Byte-compile a release and import it there; the line that `trainer.selfcheck` prints, with versions."""
     compiled = run_python(python, ["-m", "compileall", "-q", "."], folder, IMPORT_TIMEOUT_S)
     if compiled.returncode != 0:
         said = (compiled.stdout + compiled.stderr).strip()
         raise Refusal("import-check", f"a file does not compile: {_last_line(said)}", _place(said))
     complete = os.path.isfile(os.path.join(folder, "trainer", "selfcheck.py"))
     module = "trainer.selfcheck" if complete else "agent.main"
-    done = run_python(python, ["-c", f"import {module}"], folder, IMPORT_TIMEOUT_S)
+    argv = ["-m", module] if complete else ["-c", f"import {module}"]
+    done = run_python(python, argv, folder, IMPORT_TIMEOUT_S)
     if done.returncode != 0:
         raise Refusal(
             "import-check",
-            f"{python} cannot import {module}: {_last_line(done.stderr)}",
+            f"{python} cannot run {module}: {_last_line(done.stderr)}",
             _place(done.stderr) or "install what is missing into that interpreter",
         )
     return _last_line(done.stdout)

@@ -15,6 +15,8 @@ from typing import Any, Iterator
 from agent.call import Call, Refusal
 from agent.files import read_json
 
+LOOK_S = 0.3
+
 
 @contextlib.contextmanager
 def hold(call: Call) -> Iterator[None]:
@@ -23,10 +25,8 @@ def hold(call: Call) -> Iterator[None]:
     path = os.path.join(call.roots.run, "lock")
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _locked(path) from None
+        if not _take(handle):
+            raise _locked(path)
         owner = {"operator": call.operator, "verb": call.verb, "since": time.time(), "pid": os.getpid()}
         _write(handle, json.dumps(owner).encode() + b"\n")
         yield
@@ -35,8 +35,21 @@ def hold(call: Call) -> Iterator[None]:
         os.close(handle)
 
 
+def _take(handle: int) -> bool:
+    """Take the lock, past the moment for which another agent's look (`owner`) may hold it."""
+    deadline = time.monotonic() + LOOK_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+
+
 def owner(run_root: str) -> dict[str, Any] | None:
-    """Who holds the lock now, or None. Takes nothing and waits for nothing."""
+    """Who holds the lock now, or None; waits for nothing."""
     path = os.path.join(run_root, "lock")
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -31,6 +31,10 @@ def serve(stdin: IO[bytes]) -> None:
     try:
         request = json.loads(stdin.readline())
         nonce = request["nonce"]
+        if not (
+            isinstance(nonce, str) and nonce.isalnum() and nonce.isascii()
+        ):  # it becomes part of file names
+            raise ValueError(f"nonce {nonce!r:.40}")
     except (ValueError, KeyError, TypeError) as error:
         os.write(2, f"pctrun agent: the request is not a JSON line with a nonce ({error})\n".encode())
         os._exit(1)

@@ -29,7 +29,8 @@ class Proc(NamedTuple):
 
     @property
     def command(self) -> str:
-        return " ".join(self.argv)[:200]
+        """The command line on one line, cut to 200 characters."""
+        return " ".join(" ".join(self.argv).split())[:200]
 
 
 def pids() -> Iterator[int]:

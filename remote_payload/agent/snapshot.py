@@ -18,6 +18,7 @@ ARGS: Args = {
     "gpu_deadline_s": (float, 5.0, "seconds that nvidia-smi gets"),
 }
 RECENT_RUNS = 10
+LINE_CHARS = 2000  # of one log line
 
 
 def run(call: Call) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def _log(path: str, lines: int) -> dict[str, Any] | None:
         "path": path,
         "bytes": facts.st_size,
         "mtime": facts.st_mtime,
-        "tail": tail_lines(path, lines),
+        "tail": [line[:LINE_CHARS] for line in tail_lines(path, lines)],
         "traceback": last_traceback(path),
     }
 

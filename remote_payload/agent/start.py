@@ -118,7 +118,11 @@ def launch(call: Call, plan: Plan) -> Json:
         "config_hash": plan.recipe.get("config_hash"),
         "versions": versions,
     }
-    write_json(os.path.join(run_dir, "run.json"), record)
+    try:
+        write_json(os.path.join(run_dir, "run.json"), record)
+    except OSError:
+        os.rmdir(run_dir)  # a full disk: no run without a record
+        raise
     where = (
         f"from step {resume_from['step']} of {resume_from['run']}" if resume_from else "from the beginning"
     )

@@ -30,7 +30,12 @@ def main(run_dir: str) -> int:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGTSTP):
         signal.signal(number, lambda *_: None)
     log = os.path.join(run_dir, "train.log")
-    with open(log, "ab") as output:
+    try:  # O_EXCL: a run is started once, also when tmux was slow and its session came up after all
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        print(f"{run_dir} was started before: a run is one launch", file=sys.stderr)
+        return 2
+    with open(handle, "wb") as output:
         try:
             trainer = subprocess.Popen(
                 record["argv"],

@@ -1,5 +1,6 @@
 """Why: start, stop and everything that may die in between, with real processes that are really killed."""
 
+import fcntl
 import json
 import os
 import signal
@@ -285,6 +286,31 @@ def test_the_second_of_two_operators_is_told_who_holds_the_box(ready):
     assert ready.call("snapshot").result["lock"]["operator"]["user"] == "ana"
     assert ready.collect(first).result["outcome"] == "killed"
     assert ready.call("snapshot").result["lock"] is None
+
+
+def test_a_look_at_the_lock_does_not_refuse_a_change(ready):
+    Path(ready.roots["run"]).mkdir()
+    with (Path(ready.roots["run"]) / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        agent = ready.begin("stop")
+        ready.wait_for(lambda: waits_for_lock(agent.pid, file), "the agent has met the look's lock")
+        fcntl.flock(file, fcntl.LOCK_UN)
+        assert ready.collect(agent).result["outcome"] == "nothing-to-stop"
+
+
+def waits_for_lock(pid, file):
+    """Whether the process has the lock's file open, and so is trying for it."""
+    fds = Path(f"/proc/{pid}/fd")
+    return any(os.path.realpath(each) == file.name for each in fds.iterdir())
+
+
+def test_a_run_is_started_only_once(ready):
+    ready.start()
+    folder = ready.file("r-0001", "run.json")["release_dir"]
+    argv = [sys.executable, "-m", "agent.supervise", str(ready.run_dir("r-0001"))]
+    second = subprocess.run(argv, cwd=folder, capture_output=True, text=True)
+    assert second.returncode == 2 and "was started before" in second.stderr
+    assert len(ready.scope("r-0001")) == 2
 
 
 def test_a_killed_agent_leaves_no_lock(ready):

@@ -38,6 +38,9 @@ def test_damaged_files_count_as_missing(box):
     (folder / "checkpoints" / "step-000020").mkdir()
     (folder / "checkpoints" / "step-000020" / "complete.json").write_text('{"step": 20}')
     (folder.parent / "not-a-run").mkdir()
+    Path(box.roots["run"]).mkdir()
+    for name in ("lock", "nvidia-smi.json"):
+        (Path(box.roots["run"]) / name).write_text(json.dumps({"pid": os.getpid(), "since": "x"}))
     run = box.call("snapshot").result["run"]
     assert [run[name] for name in ("record", "state", "exit", "stop")] == [None] * 4
     assert run["metrics"] == [{"step": 1}, {"step": 2}]

@@ -29,6 +29,7 @@ def test_every_call_ends_with_one_end_frame_and_status_0(box):
         ("snapshot", {"log_lines": -1}, "log_lines must be 0 or more"),
         ("exec", {"argv": []}, "exec needs argv"),
         ("exec", {"argv": ["a\0b"]}, "exec needs argv"),
+        ("exec", {"argv": ["echo", "\ud800"]}, "lone surrogate"),
     ],
 )
 def test_bad_input_is_one_line_of_usage(box, verb, args, words):
@@ -43,10 +44,11 @@ def test_a_root_that_could_hit_anything_else_is_refused(box, roots):
     assert box.call("snapshot").error["kind"] == "usage"
 
 
-def test_a_request_that_is_not_json_fails_without_a_traceback(box):
+@pytest.mark.parametrize("line", [b"{broken", b"", b"[]", b"{}", b'{"nonce": "../../x"}', b'{"nonce": 7}'])
+def test_a_request_without_a_nonce_fails_without_a_traceback(box, line):
     process = box.spawn()
     script = box.bundle()
-    out, err = process.communicate(b"%d\n%s{broken\n" % (len(script), script))
+    out, err = process.communicate(b"%d\n%s%s\n" % (len(script), script, line))
     assert out == b"" and process.returncode == 1
     assert err.startswith(b"pctrun agent: the request is not a JSON line") and err.count(b"\n") == 1
 
