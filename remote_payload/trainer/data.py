@@ -86,7 +86,7 @@ def load_corpus(path: Path, tokenizer: Any, *, max_document: int, min_supervised
     file:line."""
     corpus = Corpus([])
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: U+2028 may stand in a text
     except OSError as error:
         raise Refusal(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:

@@ -258,9 +258,14 @@ def main(argv: list[str] | None = None) -> int:
         for line in regenerate(model, tokenizer, prompts, args.out, args):
             print(f"regenerate: {line}", file=sys.stderr, flush=True)
         kept = len(finished_ids(args.out))
-    except Refusal as refusal:
+        if args.keep is not None and kept < args.keep:
+            raise Refusal(f"{args.out} holds {kept} of the {args.keep} conversations asked for; add prompts")
+    except (Refusal, OSError) as refusal:
         print(f"regenerate: refused: {refusal}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("regenerate: interrupted; the same command with --resume continues", file=sys.stderr)
+        return 130
     print(f"done: {kept} conversations in {args.out}")
     return 0
 

@@ -225,7 +225,8 @@ def test_walk_equals_a_greedy_speculative_loop_on_a_random_target(layer_types):
     found = case.evaluate()
     tau, cycles = loop_tau(case)
     assert 1.2 < tau < 4.5, "neither hopeless nor perfect, else the comparison proves nothing"
-    assert abs(found.tau - tau) <= 0.02
+    # the demand is 0.02; a mask that shows the anchor's own feature moves this tau by only 0.0006
+    assert found.tau == pytest.approx(tau, abs=1e-9)
     assert found.cycles == cycles
     ended = [int(d.ids[last]) == case.end for d in case.documents for _, last in spans(d.loss_mask)]
     assert any(ended) and not all(ended)

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trainer.data import load_corpus, load_tokenizer, render
-from trainer.regenerate import Conversation, differs, fault, greedy, main
+from trainer.errors import Refusal
+from trainer.regenerate import Conversation, differs, fault, greedy, main, read_prompts
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT / ".sandbox/models/smollm2-135m-instruct"
@@ -144,6 +145,29 @@ def test_a_finished_run_is_left_as_it_is(folder, prompts, made, capsys):
 def test_keep_stops_at_the_number_asked_for(folder, prompts, made, tmp_path):
     assert run(folder, prompts, tmp_path / "out.jsonl", "--keep", "5") == 0
     assert lines_of(tmp_path / "out.jsonl") == lines_of(made)[:5]
+
+
+def test_too_few_prompts_for_keep_are_said_to_be_too_few(folder, prompts, tmp_path, capsys):
+    assert run(folder, prompts, tmp_path / "out.jsonl", "--keep", "99") == 2
+    assert "of the 99 conversations asked for" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_missing_is_one_line(folder, prompts, tmp_path, capsys):
+    assert run(folder, prompts, tmp_path / "absent" / "out.jsonl") == 2
+    assert run(tmp_path / "absent", prompts, tmp_path / "out.jsonl") == 2
+    err = capsys.readouterr().err
+    assert err.count("refused: ") == 2 and "Traceback" not in err
+
+
+def test_a_line_separator_inside_a_text_does_not_end_its_line(folder, tmp_path):
+    path = tmp_path / "text.jsonl"
+    path.write_text('{"id": "a", "turns": ["x\u2028y\x85z"]}\n', encoding="utf-8")
+    assert read_prompts(path)[0].turns == ["x\u2028y\x85z"]
+    turns = '[{"role": "user", "content": "a\u2028b"}, {"role": "assistant", "content": "c"}]'
+    path.write_text(f'{{"id": "a", "conversations": {turns}}}\n', encoding="utf-8")
+    corpus_tokenizer = load_tokenizer(str(folder))
+    with pytest.raises(Refusal, match="do not spell"):  # read whole; this alphabet just lacks the character
+        load_corpus(path, corpus_tokenizer, max_document=64)
 
 
 def answered(tokenizer, *answers: list[int]) -> Conversation:
