@@ -107,8 +107,13 @@ def _launch(run: Json) -> str:
 
 def _saved(run: Json, now: float) -> str:
     checkpoints = run.get("checkpoints") or []
+    source = (run.get("record") or {}).get("resume_from")
     if not checkpoints:
-        return "no checkpoint yet"
+        return (
+            f"nothing since step {source.get('step')} of {source.get('run')}"
+            if source
+            else "no checkpoint yet"
+        )
     last = max(checkpoints, key=lambda entry: entry["step"])
     age = f", {words.age(now - last['at'])} ago" if last.get("at") else ""
     return f"checkpoint at step {last['step']} ({words.size(last.get('bytes') or 0)}{age})"

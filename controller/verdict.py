@@ -106,13 +106,13 @@ def _ended(run: Json, end: Json) -> Verdict:
         return Verdict("stopped", f"at step {step}", at, tuple(reasons))
     signal, code = end.get("signal"), end.get("code")
     how = f"killed by {signal}" if signal else f"exit code {code}"
-    return Verdict("crashed", f"{how} at step {step}", at, tuple(_causes(run, end)), _evidence(run))
+    return Verdict("crashed", f"{how} at step {step}", at, tuple(_causes(run, end, how)), _evidence(run))
 
 
-def _causes(run: Json, end: Json) -> Iterator[str]:
-    """What an exit says about its cause, beyond its number."""
+def _causes(run: Json, end: Json, how: str) -> Iterator[str]:
+    """What an exit says about its cause, beyond `how` it ended."""
     traceback = (run.get("log") or {}).get("traceback")
-    if end.get("detail"):
+    if end.get("detail") not in (None, "", how):
         yield str(end["detail"])
     if end.get("signal") == "SIGKILL":
         yield "SIGKILL comes from outside: from a person, or from the kernel for want of memory"

@@ -12,8 +12,8 @@ import paramiko
 class Watchdog:
     """Asks the peer for a sign of life, and closes the transport once it has given none for `idle` seconds.
 
-    Any byte of the peer is a sign (`heard`). Closing wakes every wait of Paramiko, also one without a limit of
-    its own, such as that for the answer to an exec request.
+    Any byte of the peer is a sign (`heard`). Closing wakes every wait of Paramiko, also one without a limit
+    of its own, such as that for the answer to an exec request.
     """
 
     def __init__(self, transport: paramiko.Transport, *, idle: float) -> None:

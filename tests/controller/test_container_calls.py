@@ -256,3 +256,12 @@ def test_the_attach_line_is_for_openssh_as_it_stands(box: Box) -> None:
 def test_attach_without_a_session_says_what_there_is(box: Box) -> None:
     with pytest.raises(NotRunning, match="no tmux session to attach to"):
         attach.run(box, Console(), only_print=True)
+
+
+def test_the_package_offers_execute_by_itself(box: Box) -> None:
+    import controller
+
+    assert controller.execute(box, ["echo", "hi"]).stdout == b"hi\n"
+    assert sorted(controller.__all__) == ["ExecResult", "execute"]
+    with pytest.raises(AttributeError):
+        _ = controller.nothing_of_the_kind
