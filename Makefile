@@ -66,7 +66,6 @@ system:
 	@missing=""; \
 	command -v tmux  >/dev/null || missing="$$missing tmux"; \
 	command -v bwrap >/dev/null || missing="$$missing bubblewrap"; \
-	command -v nsenter >/dev/null || missing="$$missing util-linux"; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
 	[ -z "$$missing" ] && exit 0; \
 	if [ "$$(id -u)" = 0 ]; then as=""; \
