@@ -23,6 +23,7 @@ ARGS: Args = {
 }
 CHUNK = 256 * 1024
 TERM_GRACE_S = 5.0
+DRAIN = 2 << 20  # bytes: what two full pipes of the largest usual size can hold when the child has ended
 
 
 def run(call: Call) -> dict[str, Any]:
@@ -93,6 +94,7 @@ def _pump(call: Call, child: subprocess.Popen[bytes], deadline: float | None) ->
     A background grandchild may keep the pipes open for ever: the end of the child is the end of the wait.
     """
     assert child.stdout is not None and child.stderr is not None
+    left = DRAIN
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ, call.frames.out)
         selector.register(child.stderr, selectors.EVENT_READ, call.frames.err)
@@ -105,7 +107,8 @@ def _pump(call: Call, child: subprocess.Popen[bytes], deadline: float | None) ->
                     key.data(block)
                 else:
                     selector.unregister(key.fileobj)
-            if ended and not ready:
+                left -= len(block) if ended else 0
+            if ended and (not ready or left <= 0):
                 return True
             if call.frames.gone():
                 raise ReaderGone

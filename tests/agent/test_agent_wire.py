@@ -113,6 +113,13 @@ def test_exec_does_not_wait_for_a_background_child_that_keeps_the_pipes(box):
     os.kill(int(answer.out), signal.SIGKILL)
 
 
+def test_exec_does_not_wait_for_a_background_child_that_writes_for_ever(box):
+    answer = box.call("exec", argv=["sh", "-c", "echo $$; yes & true"])
+    group = int(answer.out.split(b"\n", 1)[0])
+    assert answer.result["code"] == 0 and len(answer.out) < 16 << 20
+    box.wait_for(lambda: not group_lives(group), "the closed pipe ends it")
+
+
 def group_lives(group: int) -> bool:
     try:
         os.killpg(group, 0)
