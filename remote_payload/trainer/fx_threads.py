@@ -3,7 +3,7 @@
 While one thread traces (each compile does, for 25 to 110 ms), torch up to 2.12 makes every call of a compiled
 function in every other thread raise "Detected that you are using FX to symbolically trace a dynamo-optimized
 function". 2.13 hides that case by accident and 2.14 mends it, but both add races of their own, and none (2.15
-included) isolates the patches that a trace puts on `nn.Module`. `install()` makes four things thread-local:
+included) isolates what a trace patches into `nn.Module`. `install()` makes five things thread-local:
 
 `fx._symbolic_trace._is_fx_tracing_flag` (up to 2.13)
     The error above; overlapping traces can leave it True for ever. pytorch #126024, #118260; mended by
@@ -17,6 +17,8 @@ included) isolates the patches that a trace puts on `nn.Module`. `install()` mak
 `nn.Module.__call__`, `nn.Module.__getattr__`, `CURRENT_PATCHER` (all versions)
     A module called in one thread enters another's tracer: NameError, lost or left-over wrappers. #189884;
     #187589 was closed unmerged.
+`fx.experimental.proxy_tensor._CURRENT_MAKE_FX_TRACER` (all versions)
+    A `make_fx` in one thread ends while another compiles flex_attention: "Cannot reenter make_fx". #189884.
 
 A thread that really calls compiled code inside its own trace still gets torch's error.
 
@@ -38,11 +40,13 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch._dynamo
 import torch.fx._symbolic_trace as symbolic_trace
+import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.nn.attention.flex_attention as flex_attention
 
 __all__ = ["forbid_dense_flex", "install", "set_dynamo_limits"]
@@ -53,6 +57,7 @@ class _ThreadState(threading.local):
 
     tracing = False
     compiling = False
+    make_fx: Any = None
     patcher: Any = None
 
     def __init__(self) -> None:
@@ -63,12 +68,23 @@ class _ThreadState(threading.local):
 _fx_thread = _ThreadState()
 
 
+@contextlib.contextmanager
+def _during(name: str, value: Any) -> Iterator[Any]:
+    """This thread's state `name` is `value` inside, and what it was before after."""
+    before = getattr(_fx_thread, name)
+    setattr(_fx_thread, name, value)
+    try:
+        yield value
+    finally:
+        setattr(_fx_thread, name, before)
+
+
 def install() -> dict[str, Any]:
     """Make tracing state thread-local: call it before threads start. Later calls return the first report.
 
-    The report: `torch` (version); `flag`, `is_compiling`, `dense_to_ordered`, `module_patches` ("patched", or
-    "native" where this torch needs none); `other_threads` (names of threads that already lived). Raises
-    RuntimeError if another thread is compiling now, or if tracing is visible across threads after all.
+    The report: `torch` (version); `flag`, `is_compiling`, `dense_to_ordered`, `module_patches`, `make_fx`
+    ("patched", or "native" where this torch needs none); `other_threads` (names of live threads).
+    Raises RuntimeError if another thread compiles now, or if tracing is visible across threads after all.
     """
     report: dict[str, Any] | None = getattr(symbolic_trace, "_fx_thread_report", None)
     if report is not None:
@@ -83,6 +99,7 @@ def install() -> dict[str, Any]:
             "is_compiling": _isolate_is_compiling(),
             "dense_to_ordered": _isolate_eager_masks(),
             "module_patches": _isolate_module_patches(),
+            "make_fx": _isolate_make_fx(),
             "other_threads": [t.name for t in threading.enumerate() if t is not threading.current_thread()],
         }
         _prove_isolation()
@@ -104,11 +121,8 @@ def _isolate_tracing_flag() -> str:
 
     @functools.wraps(torch_trace)
     def trace(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, _fx_thread.tracing = _fx_thread.tracing, True
-        try:
+        with _during("tracing", True):
             return torch_trace(self, *args, **kwargs)
-        finally:
-            _fx_thread.tracing = before
 
     symbolic_trace.Tracer.trace = trace
     symbolic_trace.__class__ = _SymbolicTraceModule
@@ -153,13 +167,8 @@ def _is_compiling() -> bool:
     return torch.compiler._is_compiling_flag or _fx_thread.compiling
 
 
-@contextlib.contextmanager
-def _compile_session_context() -> Iterator[None]:
-    before, _fx_thread.compiling = _fx_thread.compiling, True
-    try:
-        yield
-    finally:
-        _fx_thread.compiling = before
+def _compile_session_context() -> AbstractContextManager[Any]:
+    return _during("compiling", True)
 
 
 # --- eager block masks (2.13 and later) --------------------------------------------------------------------
@@ -178,15 +187,14 @@ def _dense_to_ordered(dense_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     Annotates only where it compiles: there it is a hint to inductor; eager it does nothing but race.
     """
     dense_mask = dense_mask.to(dtype=torch.int32)
+    ones = dense_mask.sum(dim=-1)
     if torch.compiler.is_compiling():
         with torch.fx.traceback.annotate({"fallback_to_eager": True}):
             columns = torch.argsort(dense_mask, dim=-1, descending=True, stable=True)
     else:
         columns = torch.argsort(dense_mask, dim=-1, descending=True, stable=True)
-    return (
-        dense_mask.sum(dim=-1).to(torch.int32, memory_format=torch.contiguous_format),
-        columns.to(torch.int32, memory_format=torch.contiguous_format),
-    )
+    compact = torch.contiguous_format
+    return ones.to(torch.int32, memory_format=compact), columns.to(torch.int32, memory_format=compact)
 
 
 # --- what a trace patches into nn.Module (all versions) ----------------------------------------------------
@@ -249,13 +257,11 @@ class _ThreadPatch:
 
 @contextlib.contextmanager
 def _new_patcher() -> Iterator[Any]:
-    before, _fx_thread.patcher = _fx_thread.patcher, symbolic_trace._Patcher()
-    mine = _fx_thread.patcher
-    try:
-        yield mine
-    finally:
-        mine.revert_all_patches()
-        _fx_thread.patcher = before
+    with _during("patcher", symbolic_trace._Patcher()) as mine:
+        try:
+            yield mine
+        finally:
+            mine.revert_all_patches()
 
 
 @contextlib.contextmanager
@@ -270,6 +276,27 @@ def _maybe_revert_all_patches() -> Iterator[None]:
             current.reapply_all_patches()
 
 
+# --- the tracer that higher-order operators re-enter (all versions) -----------------------------------------
+
+
+def _isolate_make_fx() -> str:
+    proxy_tensor._set_make_fx_tracer = _set_make_fx_tracer
+    proxy_tensor.__class__ = _ProxyTensorModule
+    return "patched"
+
+
+def _set_make_fx_tracer(tracer: Any) -> AbstractContextManager[Any]:
+    return _during("make_fx", tracer)
+
+
+class _ProxyTensorModule(types.ModuleType):
+    """Serves the tracer to its readers, who all import it from the module at each use."""
+
+    @property
+    def _CURRENT_MAKE_FX_TRACER(self) -> Any:
+        return _fx_thread.make_fx
+
+
 # --- limits and guards that go with threads ----------------------------------------------------------------
 
 
@@ -282,8 +309,8 @@ def set_dynamo_limits(recompile_limit: int = 64, *, fail_on_hit: bool = True) ->
     thread only: since 2.12 it is a context variable (#173568, #186537), so the default itself is changed.
     Raises RuntimeError if a new thread does not see the values.
     """
-    wanted = {"recompile_limit": recompile_limit, "fail_on_recompile_limit_hit": fail_on_hit}
     config = torch._dynamo.config
+    wanted = {"recompile_limit": recompile_limit, "fail_on_recompile_limit_hit": fail_on_hit}
     for name, value in wanted.items():
         config._config[name].default = value
         setattr(config, name, value)  # the own thread may have an override already
@@ -331,15 +358,11 @@ def _new_body(function: types.FunctionType, body: Callable[..., Any]) -> None:
     File, line and name stay torch's: Dynamo decides by file what to skip, TorchScript reads the source there.
     """
     function.__globals__["_fx_thread"] = _fx_thread
-    old, new = function.__code__, body.__code__
-    names: dict[str, Any] = {
-        "co_name": old.co_name,
-        "co_filename": old.co_filename,
-        "co_firstlineno": old.co_firstlineno,
+    names = ("co_name", "co_qualname", "co_filename", "co_firstlineno")  # co_qualname: Python 3.11+
+    torch_names = {
+        name: getattr(function.__code__, name) for name in names if hasattr(function.__code__, name)
     }
-    if hasattr(old, "co_qualname"):  # Python 3.11+
-        names["co_qualname"] = old.co_qualname
-    function.__code__ = new.replace(**names)
+    function.__code__ = body.__code__.replace(**torch_names)
 
 
 def _run_in_thread(function: Callable[[], None]) -> None:
