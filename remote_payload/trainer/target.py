@@ -96,9 +96,10 @@ class Target:
         for tap, layer in enumerate(self.layer_ids):
             worst = float((packed[:, tap] - alone[:, tap]).abs().max() / alone[:, tap].abs().max())
             if not worst <= TOLERANCE[self.dtype]:
+                allowed = f"{TOLERANCE[self.dtype]:.0e} in {self.dtype}"
                 raise Refusal(
-                    f"packed documents change each other: layer {layer} deviates by {worst:.1e} of its largest "
-                    f"feature (allowed {TOLERANCE[self.dtype]:.0e} in {self.dtype}): not a target for packed rows"
+                    f"packed documents change each other: layer {layer} deviates by {worst:.1e} of its "
+                    f"largest feature (allowed {allowed}): this target cannot be packed"
                 )
 
 

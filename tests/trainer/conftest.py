@@ -1,4 +1,4 @@
-"""A target small enough for tests but real to every library: a random Llama with a byte-level chat tokenizer."""
+"""A target small enough for tests, real to every library: a random Llama, a byte-level chat tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 import yaml
 
 CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]

@@ -1,4 +1,4 @@
-"""A recipe is refused in one line that names the place and the mend; its hash covers the trajectory and nothing else."""
+"""A recipe is refused in one line with place and mend; its hash covers the trajectory and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations to documents to rows: what is supervised, what is refused, and an order that needs no memory."""
+"""Conversations to documents to rows: what is supervised, what is refused, an order without memory."""
 
 from __future__ import annotations
 

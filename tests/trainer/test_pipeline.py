@@ -1,4 +1,4 @@
-"""Several drafters are one drafter: same rows, same gradients, same bits on every replica; and no failure hangs."""
+"""Several drafters are one drafter: same rows, same gradients, same bits; and no failure hangs."""
 
 from __future__ import annotations
 
