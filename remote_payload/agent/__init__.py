@@ -1,1 +1,1 @@
-"""Why: what must happen inside the container happens here: standard library only, Python >= 3.9."""
+"""What must happen inside the container happens here: standard library only, Python >= 3.9."""

@@ -1,4 +1,4 @@
-"""Why: a person in the container can run any verb by hand: `python3 -m agent snapshot '{"log_lines": 5}'`."""
+"""A person in the container can run any verb by hand: `python3 -m agent snapshot '{"log_lines": 5}'`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why: the agent travels on stdin, so its modules are imported from memory: nothing installed, nothing stale.
+"""The agent travels on stdin, so its modules are imported from memory: nothing installed, nothing stale.
 
 The controller sends one script: a line `SOURCES = {"agent": "...", "agent.main": "...", ...}`, then this
 text. Only the modules that a verb imports are compiled; tracebacks show their lines through `get_source`.

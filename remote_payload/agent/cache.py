@@ -1,4 +1,4 @@
-"""Why: compiled kernels are kept per key: nothing stale is met, nothing is deleted under a live process.
+"""Compiled kernels are kept per key: nothing stale is met, nothing is deleted under a live process.
 
 Entries are content-addressed, and a wipe breaks whoever compiles then (sglang PR 34231, pytorch issue
 167725): a new key means a new folder; `fresh` moves the old one aside, and deletes it once the new run is up.

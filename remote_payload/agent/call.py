@@ -1,4 +1,4 @@
-"""Why: one shape for what every verb is handed (the call) and one way for a verb to say no (the refusal)."""
+"""One shape for what every verb is handed (the call) and one way for a verb to say no (the refusal)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why: a release arrives whole or not at all: unpacked beside the others, proven, then one link moves."""
+"""A release arrives whole or not at all: unpacked beside the others, proven, then one link moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why: a person's ad-hoc look: one argument list, no shell, nothing left running when the reader leaves."""
+"""A person's ad-hoc look: one argument list, no shell, nothing left running when the reader leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why: a run's truth lies in files that others write at any moment: reading forgives, writing is atomic."""
+"""A run's truth lies in files that others write at any moment: reading forgives, writing is atomic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why: one byte stream carries progress, raw output and the answer, and foreign bytes can be told from ours.
+"""One byte stream carries progress, raw output and the answer, and foreign bytes can be told from ours.
 
 A frame is `@pctrun <nonce> <kind> <length>\\n`, `length` bytes, `\\n`. Under `pct exec` SIGPIPE is ignored in
 every process, so a reader that left shows only as EPIPE, or as POLLERR before anything is written.

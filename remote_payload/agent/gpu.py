@@ -1,4 +1,4 @@
-"""Why: `nvidia-smi` can hang in the driver for ever: it has a deadline, and no second one joins a hung one.
+"""`nvidia-smi` can hang in the driver for ever: it has a deadline, and no second one joins a hung one.
 
 NVML gives host process ids, which mean nothing inside an LXC container (nvidia-docker issue 179): who holds
 a GPU is read from the open device files instead (procs.device_holders).

@@ -1,4 +1,4 @@
-"""Why: only the run's interpreter knows if the payload imports, what a recipe says, what is installed."""
+"""Only the run's interpreter knows if the payload imports, what a recipe says, what is installed."""
 
 from __future__ import annotations
 

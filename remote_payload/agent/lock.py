@@ -1,4 +1,4 @@
-"""Why: two operators must not change one container at once, and a killed agent must not leave it locked.
+"""Two operators must not change one container at once, and a killed agent must not leave it locked.
 
 The kernel drops a flock with its holder; the JSON in the file only says who that is.
 """

@@ -1,4 +1,4 @@
-"""Why: one place turns a request into a verb and its outcome into one `end` frame, whatever happens."""
+"""One place turns a request into a verb and its outcome into one `end` frame, whatever happens."""
 
 from __future__ import annotations
 

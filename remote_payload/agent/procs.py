@@ -1,4 +1,4 @@
-"""Why: processes are found by the marker in their environment, never by name, and signalled while unchanged.
+"""Processes are found by the marker in their environment, never by name, and signalled while unchanged.
 
 torchelastic starts every rank in a session of its own, so process groups do not cover a run (pytorch PR
 113231), and `pkill -f` matches the shell that carries the pattern. The environment is inherited by all.

@@ -1,4 +1,4 @@
-"""Why: a log goes out at the pipe's speed, is followed through truncation, and stops with its reader."""
+"""A log goes out at the pipe's speed, is followed through truncation, and stops with its reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why: a release is a content-hashed folder that never changes: its name, its place, its manifest's word."""
+"""A release is a content-hashed folder that never changes: its name, its place, its manifest's word."""
 
 from __future__ import annotations
 

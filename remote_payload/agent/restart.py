@@ -1,4 +1,4 @@
-"""Why: stop and start in one round trip, under one lock, and no stop when the start could not follow."""
+"""Stop and start in one round trip, under one lock, and no stop when the start could not follow."""
 
 from __future__ import annotations
 

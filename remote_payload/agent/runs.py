@@ -1,4 +1,4 @@
-"""Why: a run is a folder of files: where they lie, how it gets its number, what a later one resumes."""
+"""A run is a folder of files: where they lie, how it gets its number, what a later one resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why: all that `status` needs in one bounded look: facts, no opinion, no change, no file read whole."""
+"""All that `status` needs in one bounded look: facts, no opinion, no change, no file read whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why: a run begins only when all it needs is there, and the operator hears at once whether it lives."""
+"""A run begins only when all it needs is there, and the operator hears at once whether it lives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why: a stop loses nothing it need not lose, ends exactly the run's own processes, and tells what it did."""
+"""A stop loses nothing it need not lose, ends exactly the run's own processes, and tells what it did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why: someone must outlive the connection, see how the trainer ends, and write it where `status` looks.
+"""Someone must outlive the connection, see how the trainer ends, and write it where `status` looks.
 
 Run as `python -m agent.supervise RUN_DIR` inside a tmux session. The pane is only a window: losing it, or the
 tmux server, costs nothing. The trainer writes its log itself: losing the supervisor costs only `exit.json`.

@@ -1,4 +1,4 @@
-"""Why: tmux is a window for people, never the truth: a socket of its own, away from cleaners of /tmp."""
+"""tmux is a window for people, never the truth: a socket of its own, away from cleaners of /tmp."""
 
 from __future__ import annotations
 

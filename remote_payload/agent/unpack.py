@@ -1,4 +1,4 @@
-"""Why: nothing of a stream is believed: names, sizes and hashes are the manifest's, or nothing is kept."""
+"""Nothing of a stream is believed: names, sizes and hashes are the manifest's, or nothing is kept."""
 
 from __future__ import annotations
 
