@@ -52,7 +52,7 @@ def complete(folder: Path) -> list[Path]:
 
 
 def check(path: Path, config: dict[str, Any]) -> int:
-    """Steps done in the checkpoint. Refuses a folder that is not whole, another configuration, or other data."""
+    """Steps done in the checkpoint. Refuses a broken folder, another configuration, other data."""
     try:
         step = int(json.loads((path / "complete.json").read_text(encoding="utf-8"))["step"])
         saved = json.loads((path / "config.json").read_text(encoding="utf-8"))

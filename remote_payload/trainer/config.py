@@ -30,7 +30,7 @@ class TargetConfig:
 @dataclass(frozen=True)
 class DrafterConfig:
     """Geometry of the drafter; it is its own, not the target's. None: the target's value, or the rule in
-    geometry.py."""
+    geometry.py. `init: target` starts from the target's last layers (see warm_start.py)."""
 
     layers: int = 5
     heads: int = 32
@@ -42,6 +42,7 @@ class DrafterConfig:
     sliding_window: int | None = None
     mask_token_id: int | None = None
     rope_theta: float | None = None
+    init: str = "random"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class TrainConfig:
     seed: int = 0
     anchors: int = 512
     gamma: float = 7.0
+    beta2: float = 0.999
     loss_chunk_blocks: int = 128
     checkpoint_every: int = 500
     keep_checkpoints: int = 2
@@ -182,6 +184,8 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "compile", f"is {recipe.compile!r}: choose auto, on or off"
     if recipe.target.dtype not in ("auto", "float32", "bfloat16"):
         yield "target.dtype", f"is {recipe.target.dtype!r}: choose auto, float32 or bfloat16"
+    if drafter.init not in ("random", "target"):
+        yield "drafter.init", f"is {drafter.init!r}: choose random or target (its last layers)"
     if drafter.block_size < 2:
         yield (
             "drafter.block_size",

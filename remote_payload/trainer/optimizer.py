@@ -14,7 +14,7 @@ import torch
 from trainer.config import TrainConfig
 from trainer.drafter import Drafter
 
-BETAS = (0.9, 0.999)
+BETA1 = 0.9
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -39,7 +39,7 @@ class Optimizer:
             {"params": matrices, "weight_decay": train.weight_decay},
             {"params": norms, "weight_decay": 0.0},
         ]
-        self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=BETAS, fused=True)
+        self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=(BETA1, train.beta2), fused=True)
 
     def step(self, step: int, denominator: float) -> tuple[float, float]:
         """Divide the summed gradients by `denominator`, clip, update, clear; returns (learning rate, norm

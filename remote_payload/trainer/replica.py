@@ -18,6 +18,7 @@ from trainer.masks import build_masks
 from trainer.optimizer import Optimizer
 from trainer.seeding import generator
 from trainer.target import SharedHead
+from trainer.warm_start import from_target
 
 CHECKSUM_EVERY = 20  # steps between two proofs that all drafters hold the same weights
 
@@ -45,6 +46,8 @@ class Replica:
         self.dtype = head.lm_head.dtype
         drafter = Drafter(geometry)
         initialise(drafter, recipe.train.seed)
+        if recipe.drafter.init == "target":
+            from_target(drafter, recipe.target.model)
         self.drafter = drafter.to(device)
         self.optimizer = Optimizer(self.drafter, recipe.train)
 
