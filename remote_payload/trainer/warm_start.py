@@ -26,14 +26,14 @@ _SHARED = (
     "input_layernorm",
     "post_attention_layernorm",
 )
-# The drafter normalises queries and keys per head, most targets do not: this keeps the sharpness of their attention.
+# The drafter normalises queries and keys per head, most targets do not: this keeps their attention sharp.
 _HEAD_NORM = 1.5
 _NOISE = 0.1  # of the random fc that stays beside the last tap passed straight through
 
 
 @torch.no_grad()
 def from_target(drafter: Drafter, model: str) -> None:
-    """Overwrite a randomly initialised drafter: layers and norm from the target's end, context from its last tap."""
+    """Overwrite an initialised drafter: layers and norm from the target's end, context from its last tap."""
     g = drafter.geometry
     if g.layers > g.num_target_layers:
         raise Refusal(
@@ -52,8 +52,8 @@ def from_target(drafter: Drafter, model: str) -> None:
         if tensor is None or tensor.shape != parameter.shape:
             has = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
             raise Refusal(
-                f"drafter.init: target needs the target's geometry: its {name} is {has}, the drafter's "
-                f"{list(parameter.shape)}; match heads, kv_heads, head_dim, intermediate_size, or use init: random"
+                f"drafter.init target needs the target's geometry: its {name} is {has}, the drafter's "
+                f"{list(parameter.shape)}; match heads, kv_heads, head_dim and intermediate_size"
             )
         parameter.copy_(tensor)
     drafter.fc.weight.mul_(_NOISE)
