@@ -4,7 +4,7 @@
     python -m bench.fx_race --processes 40 --fix none
 
 In each process threads run steps at several lengths, each of which compiles. A step has an eager block mask,
-compiled flex_attention and a compiled model, forward and backward, checks results and gradients with eager.
+compiled flex_attention and a compiled model, forward and backward; results and gradients must equal eager.
   default         compiles overlap compiled calls. Without the fix it fails on torch up to 2.12.
   dense-fallback  the recompile limit is low: past it flex_attention traces unlocked each time. Fails on all.
   make-fx         each step also calls make_fx, which traces unlocked. Fails on all.
@@ -15,24 +15,22 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import multiprocessing.context
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-CONTEXT = multiprocessing.get_context(
-    "forkserver"
-)  # one process imports torch, each of ours starts as its copy
 PATIENCE_S = 300.0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print one line and return 0 if no step failed, 1 if one did, 2 for bad arguments."""
     options = _parse(argv)
-    CONTEXT.set_forkserver_preload(["bench.fx_race_steps"])
     began = time.monotonic()
     outcomes = _run_all(options)
     summary = _summarise(options, outcomes, time.monotonic() - began)
@@ -66,7 +64,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--steps", type=_positive, default=12, metavar="N", help="of each thread (default 12)"
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    found = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=found, help=f"default here: {found}")
     parser.add_argument(
         "--jobs", type=_positive, default=1, metavar="N", help="processes at a time (default 1)"
     )
@@ -82,10 +81,20 @@ def _positive(text: str) -> int:
     return number
 
 
+def _context(device: str) -> multiprocessing.context.BaseContext:
+    """On the CPU one process imports torch and each of ours begins as its copy; CUDA allows no copies."""
+    if device == "cuda":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["bench.fx_race_steps"])
+    return context
+
+
 def _run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+    context = _context(options.device)
     outcomes: list[dict[str, Any]] = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        waiting = [pool.submit(_run_one, options, number) for number in range(options.processes)]
+        waiting = [pool.submit(_run_one, context, options, number) for number in range(options.processes)]
         for done in as_completed(waiting):
             outcomes.append(done.result())
             failed = sum(bool(outcome["errors"]) for outcome in outcomes)
@@ -98,14 +107,14 @@ def _run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     return outcomes
 
 
-def _run_one(options: argparse.Namespace, number: int) -> dict[str, Any]:
+def _run_one(context: Any, options: argparse.Namespace, number: int) -> dict[str, Any]:
     """One fresh process and its outcome as a dictionary; one that dies or hangs has an error too."""
     plan = {
         name: getattr(options, name)
         for name in ("scenario", "fix", "backend", "threads", "steps", "lengths", "device")
     }
-    reader, writer = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_child, args=(writer, {**plan, "seed": options.seed + number}))
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(writer, {**plan, "seed": options.seed + number}))
     process.start()
     writer.close()
     try:

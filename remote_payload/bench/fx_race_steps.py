@@ -36,7 +36,7 @@ class Plan:
     steps: int
     lengths: int
     seed: int
-    device: str  # cpu, cuda, or auto
+    device: str  # cpu or cuda
 
 
 @dataclass
@@ -61,14 +61,13 @@ def run(plan: Plan) -> Outcome:
     warnings.simplefilter("ignore")  # and flex_attention warns that it runs dense
     torch.set_num_threads(1)
     torch.manual_seed(plan.seed)
-    cuda = plan.device == "cuda" or (plan.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if cuda else "cpu")
-    outcome = Outcome(device=torch.cuda.get_device_name() if cuda else "cpu")
+    device = torch.device(plan.device)
+    outcome = Outcome(device="cpu" if plan.device == "cpu" else torch.cuda.get_device_name())
     if plan.fix == "full":
         outcome.report = fx_threads.install()
     limit = LOW_LIMIT if plan.scenario == "dense-fallback" else NO_LIMIT
     fx_threads.set_dynamo_limits(limit, fail_on_hit=False)
-    if not cuda:
+    if plan.device == "cpu":
         flex._validate_device = lambda *_: None  # "no backward on CPU" is about inductor; aot_eager has one
 
     workers = [_Worker(plan, number, device) for number in range(plan.threads)]
