@@ -27,9 +27,9 @@ made before (`torch.compile` keeps the reader in a closure), `from`-imports, and
 functions by identity.
 
 Not mended: functions registered with `torch.fx.wrap`, user-made `fx.traceback.annotate`,
-`_is_exporting_flag`. And a compile rewinds the CPU's default random generator, and fails if the thread count,
-default dtype or determinism changed meanwhile: set those before threads start, and draw from generators of
-your own.
+`_is_exporting_flag`. And a compile ends by putting back what it found, for all threads: the CPU's default
+random generator (another thread's draws come again), the default dtype, the determinism settings. Draw from
+generators of your own, and set the rest before threads start.
 """
 
 from __future__ import annotations
