@@ -147,7 +147,7 @@ def _living(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Verdi
     now, state = snapshot["now"], run.get("state") or {}
     doubts = tuple(_doubts(snapshot, run, trainer, gpus))
     phase = state.get("phase", "starting")
-    since = state.get("phase_since") or (run.get("record") or {}).get("created")
+    since = _since(run, state)
     asides = tuple(_asides(run, state))
     if phase == "starting":
         return _or_degraded("starting", _detail(state, "loading"), since, doubts, asides)
@@ -161,6 +161,13 @@ def _living(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Verdi
     if pace.steady_steps == 0:
         return _or_degraded("warming-up", "no steady step yet", since, doubts, asides)
     return _or_degraded("healthy", _going(phase, state, pace), since, doubts, asides)
+
+
+def _since(run: Json, state: Json) -> float | None:
+    """When it began to be what it is: a checkpoint or an evaluation does not begin a healthy run anew."""
+    if state.get("phase") in ("training", "evaluating", "checkpointing") and state.get("training_since"):
+        return float(state["training_since"])
+    return state.get("phase_since") or (run.get("record") or {}).get("created")
 
 
 def _or_degraded(

@@ -86,8 +86,8 @@ def versions(python: str) -> Json:
 
 
 def describe_recipe(python: str, release_dir: str, recipe: str, overrides: Any) -> Json:
-    """What `trainer.config` says of a recipe: `name config_hash model steps checkpoint_bytes budget`."""
-    argv = ["-m", "trainer.config", recipe, "--overrides", json.dumps(overrides)]
+    """What `trainer.describe` says of a recipe: `name config_hash model steps checkpoint_bytes budget`."""
+    argv = ["-m", "trainer.describe", recipe, "--overrides", json.dumps(overrides)]
     done = run_python(python, argv, release_dir, 60)
     try:
         answer = json.loads(_last_line(done.stdout))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -223,50 +221,3 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "topology.devices",
             f"names {len(topology.devices)} devices: name {wanted}, targets first, then drafters",
         )
-
-
-def describe(recipe: str, release_dir: Path, overrides: object) -> dict[str, object]:
-    """What the one who starts a run must know before torch is imported; `checkpoint_bytes` None: model
-    unreadable."""
-    from trainer.geometry import resolve
-
-    loaded = load_recipe(recipe, release_dir, overrides)
-    answer: dict[str, object] = {
-        "ok": True,
-        "name": loaded.name,
-        "config_hash": config_hash(loaded),
-        "model": loaded.target.model,
-        "steps": loaded.train.steps,
-        "checkpoint_bytes": None,
-        "budget": loaded.data.budget,
-    }
-    if (Path(loaded.target.model) / "config.json").is_file():
-        geometry = resolve(loaded)
-        answer["checkpoint_bytes"] = (
-            12 * geometry.parameter_count()
-        )  # fp32: master weight and two Adam moments
-    return answer
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.config", description="Check a recipe; print one JSON line."
-    )
-    parser.add_argument("recipe", help="a name under recipes/, or a YAML file")
-    parser.add_argument("--overrides", default="{}", help='JSON, e.g. {"train.steps": 50}')
-    parser.add_argument("--release-dir", type=Path, default=Path(__file__).resolve().parent.parent)
-    args = parser.parse_args(argv)
-    try:
-        try:
-            overrides = json.loads(args.overrides)
-        except ValueError as error:
-            raise Refusal(f'--overrides is not JSON ({error}): write {{"train.steps": 50}}') from None
-        answer = describe(args.recipe, args.release_dir, overrides)
-    except Refusal as refusal:
-        answer = {"ok": False, "error": str(refusal)}
-    print(json.dumps(answer))
-    return 0 if answer["ok"] else 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

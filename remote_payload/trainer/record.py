@@ -29,6 +29,7 @@ class RunRecord:
             "pid": os.getpid(),
             "phase": "starting",
             "phase_since": now,
+            "training_since": None,
             "heartbeat": now,
             "progress_at": now,
             "step": 0,
@@ -61,6 +62,8 @@ class RunRecord:
         with self._lock:
             if phase != self._state["phase"]:
                 self._state["phase_since"] = now
+            if phase == "training" and self._state["training_since"] is None:
+                self._state["training_since"] = now
             self._state.update(phase=phase, detail=detail, progress_at=now)
         self.write()
 

@@ -138,10 +138,10 @@ def test_a_damaged_file_and_a_link_are_refused(box):
 def test_a_release_that_cannot_be_imported_never_becomes_current(box, text, words):
     old = box.payload()
     box.deploy(old)
-    bad = box.payload(**{"trainer/config.py": text})
+    bad = box.payload(**{"trainer/describe.py": text})
     answer = box.deploy(bad)
     assert answer.error["kind"] == "import-check" and words in answer.error["message"]
-    assert "trainer/config.py" in answer.error["hint"] or "trainer/config.py" in answer.error["message"]
+    assert "trainer/describe.py" in answer.error["hint"] or "trainer/describe.py" in answer.error["message"]
     assert releases(box) == [box.release_of(old)] and box.current() == box.release_of(old)
 
 
@@ -153,7 +153,7 @@ def test_a_release_edited_by_hand_is_named_set_aside_and_made_again(box):
     (folder / "json.py").write_text("shadows the standard library\n")
     answer = box.deploy(files)
     assert answer.result["outcome"] == "deployed"
-    assert answer.result["edited"] == ["json.py", "trainer/config.py"] and answer.result["files"] == 1
+    assert answer.result["edited"] == ["json.py", "trainer/describe.py"] and answer.result["files"] == 1
     assert_current_is_whole(box, files)
     kept = next(path for path in folder.parent.iterdir() if path.name.startswith(".edited-"))
     assert "edited by hand" in (kept / "trainer" / "config.py").read_text()

@@ -92,7 +92,7 @@ def test_the_hash_covers_what_changes_the_trajectory(tiny_release, override, sam
 
 def describe(*arguments: str) -> tuple[int, dict]:
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "trainer.config", *arguments],
+        [sys.executable, "-X", "importtime", "-m", "trainer.describe", *arguments],
         cwd=PAYLOAD,
         capture_output=True,
         text=True,

@@ -19,8 +19,8 @@ import pytest
 PAYLOAD = Path(__file__).resolve().parents[2] / "remote_payload"
 DEADLINE_S = 120.0
 STATE = set(  # docs/architecture.md, "In the container"
-    """schema pid phase phase_since heartbeat progress_at step steps detail compile step_time_s tokens_per_s
-    loss tau last_checkpoint topology kernels notes""".split()  # noqa: SIM905
+    """schema pid phase phase_since training_since heartbeat progress_at step steps detail compile
+    step_time_s tokens_per_s loss tau last_checkpoint topology kernels notes""".split()  # noqa: SIM905
 )
 METRIC = {"step", "time", "loss", "lr", "grad_norm", "tokens", "step_s", "compile", "accuracy", "busy"}
 

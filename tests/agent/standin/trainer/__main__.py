@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainer.config import load
+from trainer.describe import load
 
 LAST_PHASE = "finished"
 

@@ -3,9 +3,8 @@
 import platform
 
 import trainer.__main__
-import trainer.config
+import trainer.describe
 
 if __name__ == "__main__":
-    print(
-        f"stand-in {trainer.config.VERSION} {trainer.__main__.LAST_PHASE} python {platform.python_version()}"
-    )
+    last = trainer.__main__.LAST_PHASE
+    print(f"stand-in {trainer.describe.VERSION} {last} python {platform.python_version()}")
