@@ -1,4 +1,4 @@
-"""Why: the tests drive the agent as the controller does: its sources on stdin, a request line, frames back.
+"""The tests drive the agent as the controller does: its sources on stdin, a request line, frames back.
 
 Every test gets a box of its own: short root paths (a tmux socket's path has 107 bytes) and a full clean-up.
 """

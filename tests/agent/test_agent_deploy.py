@@ -1,4 +1,4 @@
-"""Why: `current` must point at a whole release at every moment, whatever breaks a deploy and wherever."""
+"""`current` must point at a whole release at every moment, whatever breaks a deploy and wherever."""
 
 import os
 import random
@@ -149,14 +149,14 @@ def test_a_release_edited_by_hand_is_named_set_aside_and_made_again(box):
     files = box.payload()
     box.deploy(files)
     folder = Path(box.roots["opt"]) / "releases" / box.release_of(files)
-    (folder / "trainer" / "config.py").write_text("VERSION = 'edited by hand'\n")
+    (folder / "trainer" / "describe.py").write_text("VERSION = 'edited by hand'\n")
     (folder / "json.py").write_text("shadows the standard library\n")
     answer = box.deploy(files)
     assert answer.result["outcome"] == "deployed"
     assert answer.result["edited"] == ["json.py", "trainer/describe.py"] and answer.result["files"] == 1
     assert_current_is_whole(box, files)
     kept = next(path for path in folder.parent.iterdir() if path.name.startswith(".edited-"))
-    assert "edited by hand" in (kept / "trainer" / "config.py").read_text()
+    assert "edited by hand" in (kept / "trainer" / "describe.py").read_text()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")

@@ -1,4 +1,4 @@
-"""Why: logs are big, cut, rotated and followed; a follower must neither lie nor linger."""
+"""Logs are big, cut, rotated and followed; a follower must neither lie nor linger."""
 
 import json
 import os

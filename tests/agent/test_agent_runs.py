@@ -1,4 +1,4 @@
-"""Why: start, stop and everything that may die in between, with real processes that are really killed."""
+"""Start, stop and everything that may die in between, with real processes that are really killed."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""Why: `status` must answer at once, with facts only, however damaged the files, however stuck the driver."""
+"""`status` must answer at once, with facts only, however damaged the files, however stuck the driver."""
 
 import json
 import os

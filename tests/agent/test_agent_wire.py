@@ -1,4 +1,4 @@
-"""Why: the envelope must hold for every input: one end frame, one line of error, nothing else on stdout."""
+"""The envelope must hold for every input: one end frame, one line of error, nothing else on stdout."""
 
 import json
 import os

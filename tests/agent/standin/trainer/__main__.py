@@ -1,4 +1,4 @@
-"""Why: real processes, files and signals for the agent's tests; `behave` says what goes wrong."""
+"""Real processes, files and signals for the agent's tests; `behave` says what goes wrong."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Why: whoever starts a run asks here what the recipe says, in one line of JSON."""
+"""Whoever starts a run asks here what the recipe says, in one line of JSON."""
 
 import argparse
 import hashlib

@@ -1,4 +1,4 @@
-"""Why: a deploy runs this to prove that the release works with the run's interpreter."""
+"""A deploy runs this to prove that the release works with the run's interpreter."""
 
 import platform
 
