@@ -25,14 +25,19 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 300.0
+PATIENCE_S = 300.0  # for a process that takes 4 to 20 s
+EXIT_S = 5.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print one line and return 0 if no step failed, 1 if one did, 2 for bad arguments."""
+    """Print one line and return 0 if no step failed, 1 if one did, 2 for bad arguments, 130 for Ctrl-C."""
     options = _parse(argv)
     began = time.monotonic()
-    outcomes = _run_all(options)
+    try:
+        outcomes = _run_all(options)
+    except KeyboardInterrupt:
+        print("interrupted: no verdict", file=sys.stderr)
+        return 130
     summary = _summarise(options, outcomes, time.monotonic() - began)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
@@ -95,15 +100,17 @@ def _run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     outcomes: list[dict[str, Any]] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         waiting = [pool.submit(_run_one, context, options, number) for number in range(options.processes)]
-        for done in as_completed(waiting):
-            outcomes.append(done.result())
-            failed = sum(bool(outcome["errors"]) for outcome in outcomes)
-            if len(outcomes) % 10 == 0:
-                print(
-                    f"{len(outcomes)} of {options.processes} processes, {failed} failed",
-                    file=sys.stderr,
-                    flush=True,
-                )
+        try:
+            for done in as_completed(waiting):
+                outcomes.append(done.result())
+                failed = sum(bool(outcome["errors"]) for outcome in outcomes)
+                if len(outcomes) % 10 == 0:
+                    print(
+                        f"{len(outcomes)} of {options.processes} processes, {failed} failed", file=sys.stderr
+                    )
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return outcomes
 
 
@@ -126,6 +133,7 @@ def _run_one(context: Any, options: argparse.Namespace, number: int) -> dict[str
         return {"errors": {f"process died with exit code {process.exitcode}": 1}}
     finally:
         reader.close()
+        process.join(EXIT_S)
         process.kill()
         process.join()
 
