@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from threading import Thread
 from typing import Any, NoReturn, TypeVar
@@ -138,26 +139,38 @@ def _at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def _report(task: str, results: list[tuple[Box, Outcome | PctrunError]], *, as_json: bool) -> int:
-    codes, documents = [], []
-    for number, (box, result) in enumerate(results):
-        codes.append(result.exit_code)
-        head = {"box": box.name, "vmid": box.vmid, "exit_code": result.exit_code}
-        if isinstance(result, PctrunError):
-            documents.append({**head, "error": errors.as_json(result)})
-            if not as_json:
-                label = f"{box.name}: " if len(results) > 1 else ""
-                print(f"{label}{errors.describe(result)}", file=sys.stderr)
-            continue
-        documents.append({**head, **result.document})
-        if not as_json and result.text:
-            if number and "\n" in result.text:
-                print()
-            print(render.paint(result.text, result.word))
+    codes = [result.exit_code for _, result in results]
     code = errors.worst(codes) if len(codes) > 1 else codes[0]
-    if as_json:
-        print(json.dumps({"schema": SCHEMA, "task": task, "exit_code": code, "boxes": documents}, indent=2))
-    sys.stdout.flush()
+    documents = []
+    with _reader_may_leave():
+        for number, (box, result) in enumerate(results):
+            head = {"box": box.name, "vmid": box.vmid, "exit_code": result.exit_code}
+            if isinstance(result, PctrunError):
+                documents.append({**head, "error": errors.as_json(result)})
+                if not as_json:
+                    label = f"{box.name}: " if len(results) > 1 else ""
+                    print(f"{label}{errors.describe(result)}", file=sys.stderr)
+                continue
+            documents.append({**head, **result.document})
+            if not as_json and result.text:
+                if number and "\n" in result.text:
+                    print()
+                print(render.paint(result.text, result.word))
+        if as_json:
+            print(
+                json.dumps({"schema": SCHEMA, "task": task, "exit_code": code, "boxes": documents}, indent=2)
+            )
     return code
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Whoever read our output may have had enough (`| head -1`): no complaint, and the exit code stands."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's last flush
 
 
 def _finish(work: Callable[[], int], task: str, *, as_json: bool) -> None:
@@ -165,14 +178,12 @@ def _finish(work: Callable[[], int], task: str, *, as_json: bool) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets a ? for τ, not a traceback
+    code = 0
     try:
-        code = work()
+        with _reader_may_leave():
+            code = work()
     except PctrunError as error:
         _fail(error, task, as_json=as_json)
-    except BrokenPipeError:
-        # Whoever read our output has had enough (`| head`): the interpreter's last flush must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise Exit(code=0) from None
     except KeyboardInterrupt:
         still = _GOES_ON.get(task, "the run, if there is one: only this side stopped")
         _fail(Detached(f"interrupted; what goes on in the container: {still}"), task, as_json=as_json)

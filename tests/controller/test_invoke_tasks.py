@@ -191,6 +191,27 @@ def test_a_reader_that_has_had_enough_is_no_error(
     child.stderr.close()
 
 
+def test_a_reader_that_leaves_does_not_change_the_verdict(
+    line: Callable[..., list[str]], environment: dict[str, str], tmp_path: Path
+) -> None:
+    """`invoke status | true` in a script with pipefail: a box that is down must not count as fine."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    down = {**environment, "PCTRUN_SANDBOX": str(tmp_path)}
+    (tmp_path / "down-by-hand").touch()
+    done = subprocess.run(
+        line("status"),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=down,
+        cwd=PROJECT,
+        timeout=60,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (7, b"")
+
+
 def interrupted(child: subprocess.Popen[str]) -> str:
     """What it says after Ctrl-C; it must go quickly, with 130."""
     began = time.monotonic()
