@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from functools import cache
 from pathlib import Path
 
@@ -20,9 +21,13 @@ def script() -> bytes:
     return f"SOURCES = {sources!a}\n{boot}".encode()
 
 
+@cache
 def preamble() -> bytes:
-    """What the one-line loader in the argument list reads first: the program's length, then the program."""
-    program = script()
+    """What the one-line loader in the argument list reads first: a length, then the program, deflated.
+
+    About 100 KiB become 30: on a line of 10 Mbit/s that is 60 ms of each command.
+    """
+    program = zlib.compress(script(), 9)
     return b"%d\n%s" % (len(program), program)
 
 

@@ -21,7 +21,10 @@ from controller.errors import (
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # One ASCII line: non-ASCII arguments are destroyed when the host's session runs in the C locale.
-BOOT = "import sys;i=sys.stdin.buffer;exec(compile(i.read(int(i.readline())),'<pctrun agent>','exec'))"
+BOOT = (
+    "import sys,zlib;i=sys.stdin.buffer;"
+    "exec(compile(zlib.decompress(i.read(int(i.readline()))),'<pctrun agent>','exec'))"
+)
 
 
 def argv(endpoint: Endpoint) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import zlib
 
 import pytest
 from hypothesis import given, settings
@@ -49,7 +50,7 @@ def test_a_login_shell_gives_the_argument_list_back_unchanged(python: str) -> No
 
 
 def test_the_loader_runs_the_bundle_and_leaves_the_rest_of_stdin() -> None:
-    program = b"import sys\nprint('ran with', sys.stdin.buffer.readline())\n"
+    program = zlib.compress(b"import sys\nprint('ran with', sys.stdin.buffer.readline())\n")
     done = subprocess.run(
         [sys.executable, "-I", "-c", pct.BOOT],
         input=b"%d\n%srequest\nrest" % (len(program), program),
@@ -62,6 +63,8 @@ def test_the_loader_runs_the_bundle_and_leaves_the_rest_of_stdin() -> None:
 def test_the_bundle_is_a_python_program_that_holds_the_whole_agent() -> None:
     size, _, program = bundle.preamble().partition(b"\n")
     assert int(size) == len(program)
+    assert len(program) < 40 * 1024
+    program = zlib.decompress(program)
     compile(program, "bundle", "exec")
     first = program.split(b"\n", 1)[0].decode("ascii")
     sources = ast.literal_eval(first.removeprefix("SOURCES = "))
