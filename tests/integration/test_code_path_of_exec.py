@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from controller import execution, links, sandbox
 from controller.inventory import Box
 
-LIST_COUNT = 2000
+LIST_COUNT = int(os.environ.get("PCTRUN_EXAMPLES", "2000"))  # each is one `pct exec`
 LOG_BYTES = 20 * 1000 * 1000
 
 awkward = st.sampled_from(
