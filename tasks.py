@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from invoke.collection import Collection
 from invoke.context import Context
+from invoke.exceptions import Exit
 from invoke.tasks import task
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -27,16 +28,21 @@ def _task(*iterable: str, name: str = "", positional: tuple[str, ...] = (), **he
     return made
 
 
-def _on_boxes(c: Context, name: str, boxes: list[str], as_json: bool, **options: Any) -> None:
-    from controller import cli  # here and not above: `invoke --list` must not pay for SSH and validation
+def _cli() -> Any:
+    """Imported here and not above: `invoke --list` must not pay for SSH and validation."""
+    try:
+        from controller import cli
+    except KeyboardInterrupt:  # Invoke would end with 1 and without a word
+        raise Exit("note: interrupted before anything was done", code=130) from None
+    return cli
 
-    cli.operate(name, boxes=boxes, as_json=as_json, dry=bool(c.config.run.dry), **options)
+
+def _on_boxes(c: Context, name: str, boxes: list[str], as_json: bool, **options: Any) -> None:
+    _cli().operate(name, boxes=boxes, as_json=as_json, dry=bool(c.config.run.dry), **options)
 
 
 def _on_sandbox(c: Context, name: str, would: str, as_json: bool, **options: Any) -> None:
-    from controller import cli
-
-    cli.sandbox(name, would, as_json=as_json, dry=bool(c.config.run.dry), **options)
+    _cli().sandbox(name, would, as_json=as_json, dry=bool(c.config.run.dry), **options)
 
 
 @_task("box", **_BOX)
@@ -82,17 +88,19 @@ def abort(c: Context, run: str = "", reason: str = "", box: Any = None, json_: b
     _on_boxes(c, "abort", box, json_, run_id=run, reason=reason)
 
 
-@_task("box", follow="go on until the run ends", lines="lines from the end (0: all)", **_RUN, **_BOX)
+@_task(
+    "box", follow="go on until the run ends", lines="lines from the end (default: 40; 0: all)", **_RUN, **_BOX
+)
 def logs(
     c: Context,
     follow: bool = False,
-    lines: int = 40,
+    lines: str = "40",  # Invoke would answer a wrong number with a traceback
     run: str = "",
     box: Any = None,
     json_: bool = False,
 ) -> None:
     """Print the run's log; --follow outlives a lost connection."""
-    options = {"run_id": run, "lines": lines, "follow": follow}
+    options = {"run_id": run, "follow": follow, "whole": {"lines": lines}}
     _on_boxes(c, "logs", box, json_, one_at_a_time=True, capture=json_, **options)
 
 
@@ -105,7 +113,7 @@ def logs(
     arg="one more argument, exactly as given; repeat it for several (--arg=-L for one with a dash)",
     stdin="stream our stdin to the command",
     cwd="folder in the container to run it in",
-    timeout="seconds until it is ended (0: none)",
+    timeout="seconds until it is ended (default: 0, none)",
     **_BOX,
 )
 def exec_(
@@ -114,12 +122,13 @@ def exec_(
     arg: Any = None,
     stdin: bool = False,
     cwd: str = "",
-    timeout: float = 0.0,
+    timeout: str = "0",
     box: Any = None,
     json_: bool = False,
 ) -> None:
     """Run one command in the container: invoke exec 'nvidia-smi'."""
-    options = {"command": command or "", "more": arg, "with_stdin": stdin, "cwd": cwd, "timeout_s": timeout}
+    options = {"command": command or "", "more": arg, "with_stdin": stdin, "cwd": cwd}
+    options |= {"seconds": {"timeout_s": timeout}}
     _on_boxes(c, "exec", box, json_, module="execution", one_at_a_time=True, capture=json_, **options)
 
 
@@ -131,29 +140,27 @@ def attach(c: Context, print_: bool = False, run: str = "", box: Any = None, jso
 
 @_task(
     "box",
-    until="the verdict to wait for, such as healthy or finished",
-    timeout="seconds to wait at most",
+    until="the verdict to wait for, such as finished (default: healthy)",
+    timeout="seconds to wait at most (default: 600)",
     **_RUN,
     **_BOX,
 )
 def wait(
     c: Context,
     until: str = "healthy",
-    timeout: float = 600.0,
+    timeout: str = "600",
     run: str = "",
     box: Any = None,
     json_: bool = False,
 ) -> None:
     """Wait for a verdict, as long as it can still come."""
-    _on_boxes(c, "wait", box, json_, until=until, timeout_s=timeout, run_id=run)
+    _on_boxes(c, "wait", box, json_, until=until, seconds={"timeout_s": timeout}, run_id=run)
 
 
 @_task("box", **_BOX)
 def boxes(c: Context, box: Any = None, json_: bool = False) -> None:
     """List the boxes of the inventory."""
-    from controller import cli
-
-    cli.boxes(box, as_json=json_)
+    _cli().boxes(box, as_json=json_)
 
 
 @_task(

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import Thread
 from typing import Any, NoReturn, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from invoke.exceptions import Exit
 
 from controller import errors, inventory, plan, render
-from controller.console import Console
+from controller.console import Console, open_closed_streams
 from controller.errors import Detached, PctrunError, Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
@@ -42,14 +42,19 @@ def operate(
     dry: bool,
     module: str = "",
     one_at_a_time: bool = False,
+    whole: Mapping[str, str] | None = None,
+    seconds: Mapping[str, str] | None = None,
     **options: Any,
 ) -> None:
     """Run `controller.<module>` on each box, print, and raise invoke's Exit with the worst code.
 
     `dry` prints the operation's plan instead. `one_at_a_time` is for tasks that stream or take the terminal.
+    `whole` and `seconds` are options that are numbers, as they were typed.
     """
 
     def work() -> int:
+        options.update({name: _number(int, name, text) for name, text in (whole or {}).items()})
+        options.update({name: _number(float, name, text) for name, text in (seconds or {}).items()})
         operation = importlib.import_module(f"controller.{module or task}")
         chosen = inventory.load().pick(boxes)
         if options.get("follow") and len(chosen) > 1:
@@ -65,6 +70,18 @@ def operate(
         return _report(task, _over(chosen, act, parallel=not one_at_a_time), as_json=as_json)
 
     _finish(work, task, as_json=as_json)
+
+
+def _number(kind: type[int] | type[float], name: str, text: str) -> float:
+    """`text` as a number of 0 or more; `name` is the parameter's, which for seconds ends in `_s`."""
+    try:
+        value = kind(text)
+        if 0 <= value < float("inf"):
+            return value
+    except ValueError:
+        pass
+    wanted = "a whole number of 0 or more" if kind is int else "a number of seconds, 0 or more"
+    raise Usage(f"--{name.removesuffix('_s')} wants {wanted}, not '{text}'")
 
 
 def boxes(names: list[str], *, as_json: bool) -> None:
@@ -170,11 +187,17 @@ def _reader_may_leave() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's last flush
+        _discard_stdout()
+
+
+def _discard_stdout() -> None:
+    """What is still buffered goes nowhere: the interpreter's last flush must not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _finish(work: Callable[[], int], task: str, *, as_json: bool) -> None:
     """Run `work`; every expected failure ends here. Success lets the next task on the line run."""
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets a ? for τ, not a traceback
@@ -187,6 +210,10 @@ def _finish(work: Callable[[], int], task: str, *, as_json: bool) -> None:
     except KeyboardInterrupt:
         still = _GOES_ON.get(task, "the run, if there is one: only this side stopped")
         _fail(Detached(f"interrupted; what goes on in the container: {still}"), task, as_json=as_json)
+    except OSError as error:  # of this machine: our stdout on a full disk, a payload file that cannot be read
+        _discard_stdout()
+        what = error.filename or "cannot write the output"
+        _fail(PctrunError(f"{what}: {error.strerror or error}"), task, as_json=False)
     if code:
         raise Exit(code=code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -9,6 +10,17 @@ from typing import Any
 
 _lock = threading.Lock()
 _REDRAW_S, _PLAIN_S = 0.2, 10.0
+
+
+def open_closed_streams() -> None:
+    """`>&-`: a closed stream reads nothing and takes everything.
+
+    Left closed, its number would pass to the next file that is opened: `exec --stdin` would read our socket.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)  # the lowest free number: 0, 1 or 2
+            setattr(sys, name, os.fdopen(handle, mode, encoding="utf-8"))
 
 
 class Console:
@@ -36,7 +48,7 @@ class Console:
             return
         self._shown_at = now
         if terminal:
-            self._write(f"\r\x1b[K{text[:99]}")
+            self._write(f"\r\x1b[K{text[: _columns() - 1]}")
             self._drawn = True
         elif plain:
             self._write(f"{self.prefix}{text}\n")
@@ -54,3 +66,11 @@ class Console:
             with _lock:
                 sys.stderr.write(text)
                 sys.stderr.flush()
+
+
+def _columns() -> int:
+    """The terminal's width, at most 100: a line that wraps could not be wiped."""
+    try:
+        return min(100, os.get_terminal_size(sys.stderr.fileno()).columns or 100)
+    except (OSError, ValueError):
+        return 100

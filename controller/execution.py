@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -118,7 +119,12 @@ def _args(argv: Sequence[str], with_stdin: bool, cwd: str | None, timeout_s: flo
 
 def _our_stdin() -> Iterator[bytes]:
     """Unbuffered: a reader that is still blocked here must not hold a lock when this process ends."""
-    while piece := os.read(0, 64 * 1024):
+    handle = sys.stdin.fileno()
+    while True:
+        select.select([handle], [], [])  # it may be non-blocking: another program may have set it so
+        piece = os.read(handle, 64 * 1024)
+        if not piece:
+            return
         yield piece
 
 

@@ -300,3 +300,81 @@ def test_sandbox_down_and_up_by_hand(invoke: Invoke, embedded: sandbox.Endpoint)
         assert invoke("status").returncode == 5
     finally:
         embedded_box.up(revive=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("wait", "--timeout", "abc"), "--timeout wants a number of seconds, 0 or more, not 'abc'"),
+        (("wait", "--timeout", "nan"), "--timeout wants a number of seconds, 0 or more, not 'nan'"),
+        (("exec", "true", "--timeout=-1"), "--timeout wants a number of seconds, 0 or more, not '-1'"),
+        (("logs", "--lines", "1.5"), "--lines wants a whole number of 0 or more, not '1.5'"),
+    ],
+)
+def test_a_wrong_number_is_one_line(invoke: Invoke, words: tuple[str, ...], complaint: str) -> None:
+    done = invoke(*words)
+    assert (done.returncode, done.stderr) == (1, f"error: {complaint}\n")
+    document = json.loads(invoke("-R", *words, "--json").stdout)
+    assert (document["exit_code"], document["error"]["message"]) == (1, complaint)
+
+
+def test_a_full_disk_under_our_output_is_one_line(invoke: Invoke) -> None:
+    with open("/dev/full", "w") as full:
+        done = invoke("boxes", "--json", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_stream_is_an_empty_one(
+    line: Callable[..., list[str]], environment: dict[str, str], embedded: sandbox.Endpoint, closed: int
+) -> None:
+    done = subprocess.run(
+        line("exec", "sh -c 'cat; echo out; echo err >&2; exit 3'", "--stdin"),
+        env=environment,
+        cwd=PROJECT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: os.close(closed),
+        timeout=60,
+    )
+    assert done.returncode == 3
+    assert (done.stdout, done.stderr) == ("" if closed == 1 else "out\n", "" if closed == 2 else "err\n")
+
+
+def test_stdin_may_be_non_blocking(
+    line: Callable[..., list[str]], environment: dict[str, str], embedded: sandbox.Endpoint
+) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    child = subprocess.Popen(
+        line("exec", "sh -c 'echo up; cat'", "--stdin"),
+        env=environment,
+        cwd=PROJECT,
+        stdin=reader,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    os.close(reader)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "up\n"
+    os.write(writer, b"late")
+    os.close(writer)
+    assert child.communicate(timeout=30)[0] == "late"
+    assert child.returncode == 0
+
+
+def test_an_interrupt_while_python_still_imports_says_so_too(
+    line: Callable[..., list[str]], environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "pydantic.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run(
+        line("boxes"),
+        env={**environment, "PYTHONPATH": str(tmp_path)},
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (130, "note: interrupted before anything was done\n")
