@@ -9,7 +9,7 @@ from typing import Any
 
 from agent import lock, procs, releases, unpack
 from agent.call import Args, Call, Json, Refusal, Roots
-from agent.files import read_json, write_json
+from agent.files import read_json, size_words, write_json
 from agent.interpreter import find_python, import_check
 
 ARGS: Args = {
@@ -117,7 +117,7 @@ def _check_room(roots: Roots, size: int) -> None:
     if free < needed:
         raise Refusal(
             "disk",
-            f"{roots.releases} has {free / 1e6:.1f} MB free, this release needs {needed / 1e6:.1f} MB",
+            f"{roots.releases} has {size_words(free)} free, this release needs {size_words(needed)}",
             "remove what fills that disk",
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from typing import Any
@@ -35,6 +36,14 @@ def write_json(path: str, value: dict[str, Any]) -> None:
     except BaseException:
         remove_quietly(temporary)
         raise
+
+
+def size_words(count: float) -> str:
+    """Bytes for a person, in the controller's units: `812 B`, `38.1 KiB`, `67.1 GiB`."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    power = min(3, int(math.log(count, 1024)))
+    return f"{count / 1024**power:.1f} {'KMG'[power - 1]}iB"
 
 
 def remove_quietly(path: str) -> None:

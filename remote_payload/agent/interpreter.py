@@ -67,11 +67,11 @@ def import_check(python: str, folder: str) -> str:
     argv = ["-m", module] if complete else ["-c", f"import {module}"]
     done = run_python(python, argv, folder, IMPORT_TIMEOUT_S)
     if done.returncode != 0:
-        raise Refusal(
-            "import-check",
-            f"{python} cannot run {module}: {_last_line(done.stderr)}",
-            _place(done.stderr) or "install what is missing into that interpreter",
-        )
+        said, place = _last_line(done.stderr), _place(done.stderr)
+        missing = "install what is missing into that interpreter"
+        if place and said.startswith("ModuleNotFoundError"):
+            place = f"{missing}; imported {place}"
+        raise Refusal("import-check", f"{python} cannot run {module}: {said}", place or missing)
     return _last_line(done.stdout)
 
 

@@ -65,8 +65,9 @@ def owner(run_root: str) -> dict[str, Any] | None:
 
 
 def _write(handle: int, data: bytes) -> None:
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, data, 0)
+    with contextlib.suppress(OSError):  # on a full disk the lock still locks; it only cannot say for whom
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, data, 0)
 
 
 def _locked(path: str) -> Refusal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, NamedTuple
+from typing import Any, Iterable, NamedTuple
 
 from agent.call import Refusal, Roots
 from agent.files import number, read_json, write_json
@@ -22,6 +22,13 @@ def ids(roots: Roots) -> list[str]:
     except OSError:
         return []
     return sorted((name for name in names if _ID.fullmatch(name)), key=_serial, reverse=True)
+
+
+def known(roots: Roots, marked: Iterable[str]) -> list[str]:
+    """`ids`, and the runs whose processes (by folder, as `procs.marked` has them) outlived their folder."""
+    living = {os.path.basename(path) for path in marked if os.path.dirname(path) == roots.runs}
+    named = {run for run in living if _ID.fullmatch(run)}
+    return sorted(named.union(ids(roots)), key=_serial, reverse=True)
 
 
 def _serial(run: str) -> int:

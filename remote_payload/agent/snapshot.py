@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from agent import gpu, lock, procs, releases, runs, tmux
+from agent import gpu, lock, procs, releases, runs, shapes, tmux
 from agent.call import Args, Call, Roots
 from agent.files import last_traceback, number, read_json, tail_lines, tail_objects
 
@@ -25,11 +25,11 @@ def run(call: Call) -> dict[str, Any]:
     """The contract's snapshot. Damaged files count as missing; a named run that does not exist is refused."""
     roots, args = call.roots, call.args
     question = gpu.ask(roots.run, args["gpu_deadline_s"])
-    all_ids = runs.ids(roots)
-    if args["run"] is not None:
+    marked = procs.marked()
+    all_ids = runs.known(roots, marked)
+    if args["run"] is not None and args["run"] not in all_ids:
         runs.require(roots, args["run"])
     chosen = args["run"] or (all_ids[0] if all_ids else None)
-    marked = procs.marked()
     facts: dict[str, Any] = {
         "now": time.time(),
         "hostname": os.uname().nodename,
@@ -91,14 +91,20 @@ def _run(
     roots: Roots, run_id: str, marked: dict[str, list[procs.Proc]], args: dict[str, Any]
 ) -> dict[str, Any]:
     path = runs.folder(roots, run_id)
-    state = read_json(os.path.join(path, "state.json"))
+
+    def read(name: str, shape: dict[str, Any]) -> Any:
+        return shapes.sound(read_json(os.path.join(path, name)), shape)
+
+    state = read("state.json", shapes.STATE)
+    lines = tail_objects(os.path.join(path, "metrics.jsonl"), args["metrics_lines"])
+    metrics = [shapes.sound(line, shapes.METRICS) for line in lines]
     return {
         "id": run_id,
-        "record": read_json(os.path.join(path, "run.json")),
+        "record": read("run.json", shapes.RECORD),
         "state": state,
-        "exit": read_json(os.path.join(path, "exit.json")),
-        "stop": read_json(os.path.join(path, "stop.json")),
-        "metrics": tail_objects(os.path.join(path, "metrics.jsonl"), args["metrics_lines"]),
+        "exit": read("exit.json", shapes.EXIT),
+        "stop": read("stop.json", shapes.STOP),
+        "metrics": [line for line in metrics if line.get("step") is not None],
         "checkpoints": [
             {"step": each.step, "path": each.path, "bytes": _bytes(each.path), "at": each.at}
             for each in runs.checkpoints(path)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from agent import cache, gpu, interpreter, lock, procs, releases, runs, tmux
 from agent.call import Args, Call, Json, Refusal, Roots
-from agent.files import read_json, tail_lines, write_json
+from agent.files import read_json, size_words, tail_lines, write_json
 
 ARGS: Args = {
     "recipe": (str, None, "a name under recipes/, or a YAML file of the container"),
@@ -62,7 +62,7 @@ def prepare(call: Call) -> Plan:
     if free < needed:
         raise Refusal(
             "disk",
-            f"{roots.runs} has {free / 1e9:.2f} GB free, two checkpoints need {needed / 1e9:.2f} GB",
+            f"{roots.runs} has {size_words(free)} free, two checkpoints need {size_words(needed)}",
             "remove old checkpoints, or give the container more disk",
         )
     return Plan(release, release_dir, python, recipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import signal
@@ -46,7 +47,10 @@ def stop(call: Call) -> Json:
         kept = number(record, "grace_s")
         grace = runs.DEFAULT_GRACE_S if kept is None else kept
     wish = {"at": time.time(), "operator": call.operator, "reason": args["reason"]}
-    write_json(os.path.join(run_dir, "stop.json"), wish)
+    try:
+        write_json(os.path.join(run_dir, "stop.json"), wish)
+    except OSError as error:  # a full disk, a folder that was deleted: no reason to let the run go on
+        call.frames.note(f"{run_id} is stopped without a record of it: {error.strerror}")
     before = _memory(roots) if _holds_gpu(run_dir) else {}
     in_time = _ask(call, run_dir, grace)
     killed, survivors = _end_scope(call, run_dir)
@@ -58,7 +62,8 @@ def stop(call: Call) -> Json:
             "reason": "stopped",
             "detail": "its supervisor was already gone",
         }
-        runs.write_exit(run_dir, facts)
+        with contextlib.suppress(OSError):
+            runs.write_exit(run_dir, facts)
     return {
         "outcome": "stopped" if in_time else "killed",
         "run": run_id,
@@ -71,10 +76,12 @@ def stop(call: Call) -> Json:
 
 
 def _choose(roots: Roots, given: str | None) -> str | None:
+    marked = procs.marked()
+    known = runs.known(roots, marked)
     if given is not None:
-        runs.require(roots, given)
+        if given not in known:
+            runs.require(roots, given)
         return given
-    known, marked = runs.ids(roots), procs.marked()
     alive = [run_id for run_id in known if runs.folder(roots, run_id) in marked]
     return next(iter(alive + known), None)
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -258,7 +259,7 @@ def test_a_restart_that_could_not_start_does_not_stop_the_run(ready):
     ("recipe", "kind", "words"),
     [
         ({"model": "/no/model"}, "no-model", "/no/model"),
-        ({"checkpoint_bytes": 10**15}, "disk", "two checkpoints need 2000000.00 GB"),
+        ({"checkpoint_bytes": 10**15}, "disk", "two checkpoints need 1862645.1 GiB"),
     ],
 )
 def test_what_is_missing_is_named_before_anything_is_made(ready, recipe, kind, words):
@@ -359,3 +360,30 @@ def test_without_tmux_the_run_starts_all_the_same(ready):
     assert answer.result["run"] == "r-0001"
     assert any("tmux is not installed" in note["text"] for note in answer.notes)
     assert ready.call("stop").result["outcome"] == "stopped"
+
+
+def test_a_run_whose_folder_was_deleted_is_seen_and_can_be_stopped(ready):
+    ready.start()
+    ready.call("stop")
+    ready.start(resume="none")
+    pid = role(ready, "r-0002", "trainer")
+    os.kill(pid, signal.SIGSTOP)  # or it would notice, and end by itself
+    shutil.rmtree(ready.run_dir("r-0002"))
+    run = ready.call("snapshot").result["run"]
+    assert (
+        run["id"] == "r-0002" and run["record"] is None and pid in [each["pid"] for each in run["processes"]]
+    )
+    assert ready.start().error["kind"] == "run-alive"
+    result = ready.call("stop", grace_s=0.5).result
+    assert (
+        result["run"] == "r-0002" and result["outcome"] in ("stopped", "killed") and not result["survivors"]
+    )
+    assert not lives(pid) and not ready.scope("r-0002")
+
+
+def test_a_full_disk_does_not_keep_a_run_from_being_stopped(ready):
+    ready.start()
+    pid = role(ready, "r-0001", "trainer")
+    (ready.run_dir("r-0001") / "stop.json").mkdir()  # cannot be replaced by a file, for root neither
+    assert ready.call("stop").result["outcome"] == "stopped"
+    assert not lives(pid)

@@ -192,3 +192,20 @@ def test_a_snapshot_takes_little_time(box):
     best = min(once() for _ in range(5))
     print(f"best of 5: {best * 1000:.0f} ms on {sys.version.split()[0]}")
     assert best < 0.5  # 60 ms is the aim on an idle machine; a busy one must not fail the test
+
+
+def test_values_of_the_wrong_kind_count_as_missing(box):
+    folder = box.run_dir("r-0001")
+    folder.mkdir(parents=True)
+    state = {"phase": ["x"], "heartbeat": "soon", "step": True, "steps": 9, "loss": float("nan"), "new": [1]}
+    state |= {"notes": [None, "read this", {"a": 1}], "compile": [1], "last_checkpoint": {"step": "x"}}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "run.json").write_text('{"created": "today", "resume_from": 7, "argv": ["a"]}')
+    (folder / "metrics.jsonl").write_text(
+        '{"step": "x", "loss": 1}\n{"step": 2, "loss": 1e999, "accuracy": []}\n'
+    )
+    run = box.call("snapshot").result["run"]
+    expected = dict.fromkeys(state) | {"steps": 9, "new": [1], "notes": ["read this"]}
+    assert run["state"] == expected | {"last_checkpoint": {"step": None}}
+    assert run["record"] == {"created": None, "resume_from": None, "argv": ["a"]}
+    assert run["metrics"] == [{"step": 2, "loss": None, "accuracy": []}]
