@@ -33,7 +33,9 @@ def of(run: dict[str, Any]) -> Progress:
     metrics: list[dict[str, Any]] = run.get("metrics") or []
     steady = [line for line in metrics if not line.get("compile") and line.get("step_s")][-WINDOW:]
     seconds = sum(line["step_s"] for line in steady)
-    step = int(state.get("step") or (metrics[-1]["step"] if metrics else 0))
+    source: dict[str, Any] = (run.get("record") or {}).get("resume_from") or {}
+    # A resumed run that still loads says step 0: it has the steps that it stands on.
+    step = int(state.get("step") or (metrics[-1]["step"] if metrics else source.get("step") or 0))
     steps = int(state.get("steps") or 0)
     losses = [line["loss"] for line in metrics if line.get("loss") is not None]
     taus = [line["tau"] for line in metrics if line.get("tau") is not None]

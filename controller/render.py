@@ -6,6 +6,7 @@ import datetime
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any, TextIO
 
@@ -16,21 +17,21 @@ Json = dict[str, Any]
 
 WIDTH, HEIGHT = 100, 25
 _COLOURS = {"healthy": 32, "finished": 32, "degraded": 33, "stalled": 33, "crashed": 31, "unreachable": 35}
-_GPU_ROWS, _STALE, _EVIDENCE, _TAIL = 8, 2, 8, 5
+_REASONS, _GPU_ROWS, _STALE, _EVIDENCE, _TAIL = 5, 8, 2, 8, 5
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")
 
 
 def screen(label: str, verdict: Verdict, snapshot: Json | None) -> str:
     """The whole screen as plain text, cut at 100 columns; the log tail gives way when it gets too high."""
     lines = [_headline(label, verdict, snapshot)]
-    lines += _rows("why", _some([_clean(reason) for reason in verdict.reasons], 4))
+    lines += _rows("why", _some([line for reason in verdict.reasons for line in _wrapped(reason)], _REASONS))
     if snapshot is not None:
         run = snapshot.get("run")
         if run:
             lines += _run_lines(snapshot, run, verdict)
         lines += _machine_lines(snapshot)
     quoted = [f"           | {_clean(line)}" for line in _quoted(verdict, snapshot)]
-    ending = [f"  {'next':<9}{_next(verdict)}"]
+    ending = [f"  {'next':<9}{_next(verdict, snapshot)}"]
     room = max(0, HEIGHT - len(lines) - len(ending))
     lines = [*lines, *quoted[len(quoted) - min(room, len(quoted)) :]][: HEIGHT - len(ending)]
     return "\n".join(_cut(line) for line in [*lines, *ending])
@@ -183,7 +184,11 @@ def _quoted(verdict: Verdict, snapshot: Json | None) -> list[str]:
     return [str(line) for line in (log.get("tail") or [])[-_TAIL:]]
 
 
-def _next(verdict: Verdict) -> str:
+def _next(verdict: Verdict, snapshot: Json | None) -> str:
+    run = (snapshot or {}).get("run") or {}
+    saved = run.get("checkpoints") or (run.get("record") or {}).get("resume_from")
+    begins = "resumes at the last checkpoint" if saved else "from scratch: there is no checkpoint"
+    restart = f"invoke restart ({begins})"
     return (
         verdict.mend
         or {
@@ -192,9 +197,9 @@ def _next(verdict: Verdict) -> str:
             "healthy": "invoke logs --follow   |   invoke wait --until finished   |   invoke abort",
             "degraded": "invoke logs   |   invoke restart",
             "stalled": "invoke logs   |   invoke attach   |   invoke restart",
-            "crashed": "invoke logs   |   invoke restart (resumes at the last checkpoint)",
+            "crashed": f"invoke logs   |   {restart}",
             "finished": "invoke logs   |   invoke restart --from-scratch",
-            "stopped": "invoke restart (resumes at the last checkpoint)",
+            "stopped": restart,
             "not-running": "invoke deploy   |   invoke restart",
             "unreachable": "check the host and the way to it; the run may be fine",
         }[verdict.word]
@@ -211,6 +216,11 @@ def _some(texts: list[str], limit: int) -> list[str]:
 def _rows(name: str, texts: Any) -> Iterator[str]:
     for index, text in enumerate(texts):
         yield f"  {name if index == 0 else '':<9}{text}"
+
+
+def _wrapped(reason: str) -> list[str]:
+    """Whole, because the cause often stands at its end; two lines at most."""
+    return textwrap.wrap(_clean(reason), WIDTH - 11, max_lines=2, placeholder=" …")
 
 
 def _cut(line: str) -> str:

@@ -85,14 +85,14 @@ def judge(
     if not run:
         return Verdict("not-running", "no run yet")
     if run.get("exit"):
-        return _ended(run, run["exit"])
+        return _ended(snapshot, run, run["exit"])
     trainer = _alive(run, "trainer")
     if trainer is None:
         return _without_trainer(snapshot, run)
     return _living(snapshot, run, trainer, gpus)
 
 
-def _ended(run: Json, end: Json) -> Verdict:
+def _ended(snapshot: Json, run: Json, end: Json) -> Verdict:
     step = progress.of(run).step
     at = end.get("at")
     if end.get("reason") == "finished":
@@ -106,7 +106,8 @@ def _ended(run: Json, end: Json) -> Verdict:
         return Verdict("stopped", f"at step {step}", at, tuple(reasons))
     signal, code = end.get("signal"), end.get("code")
     how = f"killed by {signal}" if signal else f"exit code {code}"
-    return Verdict("crashed", f"{how} at step {step}", at, tuple(_causes(run, end, how)), _evidence(run))
+    reasons = [*_causes(run, end, how), *filter(None, [_room(snapshot, run)])]
+    return Verdict("crashed", f"{how} at step {step}", at, tuple(reasons), _evidence(run))
 
 
 def _causes(run: Json, end: Json, how: str) -> Iterator[str]:
@@ -127,26 +128,33 @@ def _causes(run: Json, end: Json, how: str) -> Iterator[str]:
 def _without_trainer(snapshot: Json, run: Json) -> Verdict:
     record, state = run.get("record") or {}, run.get("state") or {}
     created = record.get("created")
-    now = snapshot["now"]
-    if _alive(run, "supervisor"):
+    now, phase = snapshot["now"], state.get("phase")
+    supervisor = _alive(run, "supervisor")
+    young = created is not None and now - created < LAUNCH_S
+    if supervisor and (not state or (young and phase == "starting")):  # the state may be newer than the look
         return Verdict("starting", "the supervisor is up, the trainer is about to be", created)
-    if not state and created is not None and now - created < LAUNCH_S:
+    if young and not state:
         return Verdict("starting", "launched, no process yet", created)
-    if state.get("phase") in ("finished", "stopped"):
-        # A trainer that outlived its supervisor and ended in order: its own last word is the truth.
+    if supervisor:
+        # It writes the exit file within a moment, unless it is suspended.
+        why = f"the supervisor (pid {supervisor['pid']}) has not written yet how the trainer ended"
+    else:
         why = "the supervisor was gone before it, so there is no exit file; its last state says so"
-        return Verdict(state["phase"], f"at step {state.get('step', 0)}", state.get("heartbeat"), (why,))
-    where = f"in phase {state['phase']} at step {state.get('step', 0)}" if state else "before its first state"
-    reason = "neither the supervisor nor the trainer lives and there is no exit file"
-    return Verdict(
-        "crashed", f"vanished {where}", state.get("heartbeat") or created, (reason,), _evidence(run)
-    )
+    if phase in ("finished", "stopped"):
+        # A trainer that ended in order: its own last word is the truth.
+        return Verdict(phase, f"at step {state.get('step') or 0}", state.get("heartbeat"), (why,))
+    where = f"in phase {phase} at step {state.get('step') or 0}" if phase else "before its first state"
+    if not supervisor:
+        why = "neither the supervisor nor the trainer lives and there is no exit file"
+    reasons = [why, *filter(None, [_room(snapshot, run)])]
+    since = state.get("heartbeat") or created
+    return Verdict("crashed", f"vanished {where}", since, tuple(reasons), _evidence(run))
 
 
 def _living(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Verdict:
     now, state = snapshot["now"], run.get("state") or {}
     doubts = tuple(_doubts(snapshot, run, trainer, gpus))
-    phase = state.get("phase", "starting")
+    phase = state.get("phase") or "starting"
     since = _since(run, state)
     asides = tuple(_asides(run, state))
     if phase == "starting":
@@ -193,12 +201,14 @@ def _stall(run: Json, state: Json, trainer: Json, now: float) -> Verdict | None:
     if step_s:
         reasons[0] += f" (a step takes {words.duration(step_s)})"
     reasons += _process_doubts(trainer)
-    return Verdict("stalled", f"at step {state.get('step', 0)}", moved_at, tuple(reasons), _evidence(run))
+    return Verdict("stalled", f"at step {state.get('step') or 0}", moved_at, tuple(reasons), _evidence(run))
 
 
 def _doubts(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Iterator[str]:
     """What makes a living run degraded, each in words."""
     now, state = snapshot["now"], run.get("state") or {}
+    if run.get("record") is None:
+        yield "its run.json is gone or damaged, perhaps its whole folder: what it does now may be lost"
     yield from _process_doubts(trainer)
     heard = state.get("heartbeat")
     if heard is not None and now - heard > SILENT_S:
@@ -220,7 +230,7 @@ def _doubts(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Itera
 def _process_doubts(trainer: Json) -> list[str]:
     letter = str(trainer.get("state", ""))[:1]
     if letter in ("T", "t"):
-        return [f"the trainer is suspended by a signal; kill -CONT {trainer['pid']} wakes it"]
+        return [f"the trainer is suspended by a signal; invoke exec 'kill -CONT {trainer['pid']}' wakes it"]
     return []
 
 

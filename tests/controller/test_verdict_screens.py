@@ -134,3 +134,40 @@ def test_ages_in_words(seconds: float, text: str) -> None:
 )
 def test_sizes_in_words(count: float, text: str) -> None:
     assert words.size(count) == text
+
+
+@pytest.mark.parametrize(("phase", "word"), [("training", "crashed"), ("stopped", "stopped")])
+def test_a_trainer_that_has_ended_is_not_about_to_start(phase: str, word: str) -> None:
+    """Between its end and its exit file only the supervisor lives; a suspended one writes none at all."""
+    case = read("healthy")
+    run = case["snapshot"]["run"]
+    run["processes"] = [entry for entry in run["processes"] if entry["role"] == "supervisor"]
+    run["state"]["phase"] = phase
+    found = judged(case)
+    assert found.word == word
+    assert "has not written yet how the trainer ended" in found.reasons[0]
+
+
+def test_a_crash_on_a_full_disk_names_the_disk() -> None:
+    for name in ("crashed-vanished", "crashed-traceback"):
+        case = read(name)
+        assert "free" not in " ".join(judged(case).reasons)
+        for disk in case["snapshot"]["disks"]:
+            disk["free_bytes"] = 0
+        assert "has 0 B free, two checkpoints need" in judged(case).reasons[-1], name
+
+
+def test_a_living_run_without_its_record_is_no_healthy_one() -> None:
+    case = read("healthy")
+    case["snapshot"]["run"]["record"] = None
+    found = judged(case)
+    assert found.word == "degraded"
+    assert "run.json is gone or damaged" in found.reasons[0]
+
+
+def test_a_long_reason_is_wrapped_and_not_cut() -> None:
+    case = read("crashed-refused")
+    case["snapshot"]["run"]["exit"]["detail"] = "a long way " * 9 + "to the cause: lower train.lr"
+    screen = render.screen("lab/200", judged(case), case["snapshot"])
+    assert "lower train.lr" in screen
+    assert all(len(line) <= render.WIDTH for line in screen.splitlines())
