@@ -10,7 +10,7 @@ from pathlib import Path
 from controller import status
 from controller.console import Console
 from controller.endpoint import Endpoint, resolve
-from controller.errors import NotRunning, Usage
+from controller.errors import NotRunning, Unreachable
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
@@ -24,7 +24,8 @@ def ssh_argv(box: Box, endpoint: Endpoint, run_id: str) -> list[str]:
     if endpoint.identity_file:
         argv += ["-i", endpoint.identity_file]
     if endpoint.known_hosts != "~/.ssh/known_hosts":
-        argv += ["-o", f"UserKnownHostsFile={Path(endpoint.known_hosts).expanduser()}"]
+        # quoted: ssh reads a list of files here, divided by spaces
+        argv += ["-o", f'UserKnownHostsFile="{Path(endpoint.known_hosts).expanduser()}"']
     if endpoint.proxy_jump:
         argv += ["-J", endpoint.proxy_jump]
     where = f"{endpoint.user}@{endpoint.host}" if endpoint.user else endpoint.host
@@ -58,9 +59,11 @@ def _newest(box: Box) -> str:
     verdict, snapshot = status.look(box, log_lines=1)
     run_ = (snapshot or {}).get("run")
     if snapshot is None:
-        raise Usage(f"cannot look for the run: {'; '.join(verdict.reasons)}", "name it: --run r-0001 --print")
+        failure = Unreachable if verdict.word == "unreachable" else NotRunning
+        raise failure(f"cannot look for the run: {'; '.join(verdict.reasons)}", verdict.mend)
     if not run_ or not run_.get("tmux"):
-        raise NotRunning(f"no tmux session to attach to: {verdict.word}, {verdict.summary}", "invoke logs")
+        hint = "invoke logs" if run_ else "invoke restart"
+        raise NotRunning(f"no tmux session to attach to: {verdict.word}, {verdict.summary}", hint)
     return str(run_["id"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller import embedded
+from controller.errors import Usage
 from controller.inventory import Box
 
 
@@ -54,6 +55,10 @@ def _real(box: Box) -> Endpoint:
 
 def _sandbox(box: Box, *, revive: bool) -> Endpoint:
     up = embedded.up(revive=revive)
+    if box.vmid != up.vmid:
+        raise Usage(
+            f"the sandbox has container {up.vmid}, not {box.vmid}", f"vmid: {up.vmid} in inventory.yaml"
+        )
     given = box.model_fields_set
     return Endpoint(
         host=up.host,

@@ -6,6 +6,7 @@ Every complaint is `inventory.yaml:LINE: what`, an unknown key with the nearest 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,15 @@ FILE_NAME = "inventory.yaml"
 PROJECT = Path(__file__).resolve().parent.parent
 
 Place = tuple[str | int, ...]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether JSON can carry it: YAML also knows dates and what is not a number."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 class _Strict(BaseModel):
@@ -71,6 +81,15 @@ class Box(_Strict):
     def _fingerprint(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}=?", value):
             raise ValueError("must be a fingerprint as `ssh-keygen -lf KEY.pub` prints it: SHA256:…")
+        return value
+
+    @field_validator("overrides")
+    @classmethod
+    def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """They travel as JSON."""
+        for key, each in value.items():
+            if not is_plain(each):
+                raise ValueError(f"{key}: {each} is neither text nor number nor a list of them: quote it")
         return value
 
     @model_validator(mode="after")
@@ -142,8 +161,11 @@ def load(path: Path | None = None) -> Inventory:
     path = path or find()
     try:
         text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InventoryError(f"{path.name}: cannot be read: {error}") from None
+    except OSError as error:
+        hint = "PCTRUN_INVENTORY names it" if os.environ.get("PCTRUN_INVENTORY") else ""
+        raise InventoryError(f"{path} cannot be read: {error.strerror}", hint) from None
+    except UnicodeDecodeError as error:
+        raise InventoryError(f"{path.name}: not UTF-8: {error.reason} at byte {error.start}") from None
     raw, lines = _parse(text, path.name)
     if isinstance(raw, dict) and isinstance(raw.get("boxes"), dict):
         for name, entry in raw["boxes"].items():
@@ -153,7 +175,7 @@ def load(path: Path | None = None) -> Inventory:
                     raise InventoryError(
                         f"{path.name}:{line}: unknown key 'name' in box '{name}': its key is its name"
                     )
-                entry["name"] = str(name)
+                raw["boxes"][name] = {**entry, "name": str(name)}  # not in place: an alias shares its entry
     try:
         return Inventory.model_validate(raw)
     except ValidationError as error:
@@ -177,6 +199,8 @@ def _parse(text: str, file_name: str) -> tuple[Any, dict[Place, int]]:
         raise InventoryError(f"{file_name}:{line}: not YAML: {error.problem}") from None
     except yaml.YAMLError as error:
         raise InventoryError(f"{file_name}:1: not YAML: {error}") from None
+    except RecursionError:
+        raise InventoryError(f"{file_name}:1: nested without end") from None
 
 
 def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], file_name: str) -> None:
@@ -202,6 +226,8 @@ def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], file_name: str
 def _complaint(detail: ErrorDetails, lines: Mapping[Place, int]) -> tuple[int, str]:
     place: Place = detail["loc"]
     line = next(lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines)
+    if place[-1:] == ("[key]",):
+        return line, f"the name of {_named(place[:-1])} should be text: quote it"
     wish = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     match detail["type"]:
         case "extra_forbidden":

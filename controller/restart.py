@@ -12,7 +12,7 @@ from controller import links, stopping, words
 from controller.call import call
 from controller.console import Console
 from controller.errors import PctrunError, Usage
-from controller.inventory import Box
+from controller.inventory import Box, is_plain
 from controller.outcome import Outcome
 from controller.plan import Plan, Step, planned_python
 
@@ -67,16 +67,16 @@ def parse_setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise Usage(f"--set wants key=value, not '{text}'", "for example: --set steps=200")
-    try:
-        return key.strip(), json.loads(value)
-    except ValueError:
-        pass
-    try:
-        return key.strip(), yaml.safe_load(value) if value.strip() else ""
-    except yaml.YAMLError:
-        raise Usage(
-            f"--set {key}: the value is not YAML: {value}", "quote it: --set 'key=\"text\"'"
-        ) from None
+    wrong = Usage(f"--set {key}: the value is not YAML: {value}", "quote it: --set 'key=\"text\"'")
+    for parse in (json.loads, yaml.safe_load):
+        try:
+            parsed = parse(value) if value.strip() else ""
+        except (ValueError, yaml.YAMLError, RecursionError):
+            continue
+        if is_plain(parsed):
+            return key.strip(), parsed
+        wrong = Usage(f"--set {key}: {value} is a {type(parsed).__name__}, which no recipe takes", wrong.hint)
+    raise wrong
 
 
 def _text(result: dict[str, Any]) -> str:

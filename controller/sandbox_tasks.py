@@ -26,6 +26,10 @@ CHECKSUMS = "CHECKSUMS.json"  # written by the conversion as its last file
 
 def up(console: Console, *, realistic: bool | None, python: str) -> Outcome:
     endpoint = embedded.up(revive=True, realistic=realistic, python=Path(python) if python else None)
+    if python and Path(python).absolute() != Path(endpoint.python):
+        console.note(
+            f"the container runs already and keeps {endpoint.python}; invoke sandbox.down --container first"
+        )
     document = {
         "host": endpoint.host,
         "port": endpoint.port,

@@ -45,7 +45,7 @@ def run(
             console.clear()
             raise WaitTimedOut(
                 f"{box.label} is not {until} after {timeout_s:g} s: {line}",
-                "invoke status",
+                verdict.mend or "invoke status",
                 evidence=verdict.reasons,
             )
         console.progress(line)

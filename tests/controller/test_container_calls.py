@@ -209,7 +209,21 @@ def test_the_attach_line_is_for_openssh_as_it_stands(box: Box) -> None:
     assert argv[-1].startswith("pct exec 200 -- env TMUX_TMPDIR=/run/pctrun/tmux TERM=")
     assert argv[-1].endswith("tmux -L pctrun attach -t r-0001")
     known = next(word.partition("=")[2] for word in argv if word.startswith("UserKnownHostsFile="))
-    assert "ssh-ed25519" in Path(known).read_text()
+    assert known[0] == known[-1] == '"'  # or a space in the path would make two files of it
+    assert "ssh-ed25519" in Path(known.strip('"')).read_text()
+
+
+def test_attach_to_what_cannot_be_looked_at_is_unreachable_and_not_a_wrong_option(
+    real_box: Callable[..., Box],
+) -> None:
+    with pytest.raises(Unreachable, match="cannot look for the run"):
+        attach.run(real_box(port=1), Console(), only_print=True)
+
+
+def test_the_sandbox_has_one_container(box: Box) -> None:
+    other = box.model_copy(update={"name": "other", "vmid": 201})
+    with pytest.raises(Usage, match="the sandbox has container 200, not 201"):
+        execute(other, ["true"])
 
 
 def test_attach_without_a_session_says_what_there_is(box: Box) -> None:

@@ -39,6 +39,9 @@ BROKEN = {
     "name-inside": "default: lab\nboxes:\n  lab:\n    name: x\n    host: h\n    vmid: 200\n    recipe: r\n",
     "not-yaml": "default: lab\nboxes:\n  lab: {host: h\n  x: ]\n",
     "tabs": "default: lab\nboxes:\n\tlab: 1\n",
+    "a-date": "default: lab\nboxes:\n  lab:\n    host: h\n" + REST + "    overrides: {name: 2026-01-31}\n",
+    "a-number-for-a-name": "default: lab\nboxes:\n  7: {host: h, vmid: 200, recipe: r}\n",
+    "without-end": "default: &a [*a]\n",
     "empty": "",
     "a-list": "- a\n- b\n",
 }
@@ -92,6 +95,8 @@ def test_an_unknown_box_names_the_nearest(tmp_path: Path) -> None:
 def test_anchors_and_merges_work(tmp_path: Path) -> None:
     text = "default: a\nboxes:\n  a: &a {host: h, vmid: 200, recipe: r}\n  b:\n    <<: *a\n    vmid: 201\n"
     assert [box.vmid for box in load(text, tmp_path).pick(["a", "b"])] == [200, 201]
+    same = load("default: a\nboxes:\n  a: &a {host: h, vmid: 200, recipe: r}\n  b: *a\n", tmp_path)
+    assert [box.name for box in same.pick(["a", "b"])] == ["a", "b"]
 
 
 def test_it_is_found_upward_or_where_the_variable_says(
@@ -104,5 +109,6 @@ def test_it_is_found_upward_or_where_the_variable_says(
     monkeypatch.chdir(below)
     assert inventory.find() == tmp_path / "inventory.yaml"
     monkeypatch.setenv("PCTRUN_INVENTORY", "/elsewhere.yaml")
-    with pytest.raises(InventoryError, match=r"elsewhere\.yaml: cannot be read"):
+    with pytest.raises(InventoryError, match=r"/elsewhere\.yaml cannot be read: No such file") as caught:
         inventory.load()
+    assert caught.value.hint == "PCTRUN_INVENTORY names it"

@@ -87,7 +87,7 @@ def test_settings_are_read_as_yaml(text: str, value: object) -> None:
     assert restart.parse_setting(text) == ("a", value)
 
 
-@pytest.mark.parametrize("text", ["a", "=1", "a=[1", ""])
+@pytest.mark.parametrize("text", ["a", "=1", "a=[1", "", "a=2026-01-31", "a=.nan", "a=" + "[" * 5000])
 def test_a_broken_setting_is_one_line(text: str) -> None:
     with pytest.raises(Usage, match="--set"):
         restart.parse_setting(text)
