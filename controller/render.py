@@ -187,7 +187,7 @@ def _quoted(verdict: Verdict, snapshot: Json | None) -> list[str]:
 def _next(verdict: Verdict, snapshot: Json | None) -> str:
     run = (snapshot or {}).get("run") or {}
     saved = run.get("checkpoints") or (run.get("record") or {}).get("resume_from")
-    begins = "resumes at the last checkpoint" if saved else "from scratch: there is no checkpoint"
+    begins = "resumes at the last checkpoint" if saved else "this run has no checkpoint"
     restart = f"invoke restart ({begins})"
     return (
         verdict.mend

@@ -50,7 +50,7 @@ def _at(result: dict[str, Any]) -> str:
 def _saved(result: dict[str, Any]) -> str:
     checkpoint = result.get("checkpoint")
     if not checkpoint:
-        return ": no checkpoint, the next start begins anew"
+        return ": it had no checkpoint"
     lost = result.get("lost_steps") or 0
     return f": resumes at step {checkpoint['step']}, {words.plural(lost, 'step')} lost"
 

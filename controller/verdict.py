@@ -30,6 +30,7 @@ EXIT_CODES = {
 STALL_FLOOR_S, STALL_CEILING_S, STALL_FACTOR = 60.0, 900.0, 10.0
 SILENT_S = 60.0  # its state comes every 2 s; a long compile may hold it up, but not for a minute
 LAUNCH_S = 30.0  # between run.json and the first process
+FULL_BYTES = 2**20  # with less than this free even the small files of a run fail
 PHASE_LIMIT_S = 900.0  # an evaluation, a checkpoint or an end that takes longer deserves a look
 
 
@@ -246,18 +247,17 @@ def _room(snapshot: Json, run: Json) -> str:
     """A full disk loses a checkpoint, so it is said while there is still something to do about it."""
     sizes = [entry.get("bytes") or 0 for entry in run.get("checkpoints") or []]
     disks = snapshot.get("disks") or []
-    if not sizes or not disks:
+    if not disks:
         return ""
     folder = str((run.get("log") or {}).get("path") or "")
     over = [disk for disk in disks if folder.startswith(str(disk["path"]))]
     # One row stands for a whole file system: without one of its own, the run shares the first.
     disk = max(over, key=lambda disk: len(disk["path"]), default=disks[0])
-    need = 2 * max(sizes)
-    if disk["free_bytes"] >= need:
+    need = 2 * max(sizes, default=0)
+    if disk["free_bytes"] >= max(need, FULL_BYTES):
         return ""
-    return (
-        f"{disk['path']} has {words.size(disk['free_bytes'])} free, two checkpoints need {words.size(need)}"
-    )
+    wanted = f", two checkpoints need {words.size(need)}" if need else ""
+    return f"{disk['path']} has {words.size(disk['free_bytes'])} free{wanted}"
 
 
 def _warm_up(state: Json, now: float) -> str:

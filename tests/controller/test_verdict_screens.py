@@ -155,6 +155,8 @@ def test_a_crash_on_a_full_disk_names_the_disk() -> None:
         for disk in case["snapshot"]["disks"]:
             disk["free_bytes"] = 0
         assert "has 0 B free, two checkpoints need" in judged(case).reasons[-1], name
+        case["snapshot"]["run"]["checkpoints"] = []
+        assert judged(case).reasons[-1].endswith("has 0 B free"), name
 
 
 def test_a_living_run_without_its_record_is_no_healthy_one() -> None:
