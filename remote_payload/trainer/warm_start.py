@@ -56,6 +56,9 @@ def from_target(drafter: Drafter, model: str) -> None:
                 f"{list(parameter.shape)}; match heads, kv_heads, head_dim and intermediate_size"
             )
         parameter.copy_(tensor)
+    # Each copied layer scaled its own keys and values; the drafter has one norm for the context of all.
+    scales = torch.stack([layer.input_layernorm.weight for layer in drafter.layers])
+    drafter.hidden_norm.weight.copy_(scales.mean(0))
     drafter.fc.weight.mul_(_NOISE)
     drafter.fc.weight[:, -g.hidden_size :] += torch.eye(g.hidden_size)
 

@@ -144,7 +144,8 @@ def test_umask_is_022(ssh):
 
 def test_only_sigpipe_is_ignored_inside(ssh):
     ignored = ssh("pct exec 200 -- sh -c 'grep SigIgn /proc/self/status'").out.split()[1]
-    assert int(ignored, 16) == 1 << 12
+    standard = int(ignored, 16) & 0x7FFFFFFF  # above 31 are the C library's own
+    assert standard == 1 << 12
 
 
 def test_writer_to_a_closed_pipe_gets_an_error_not_a_signal(ssh):
