@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from trainer.pipeline import StepResult
 
-HEADER = "      step              loss    acc       lr     tok/s      dt   left"
+HEADER = "      step            loss    acc       lr     tok/s      dt   left"
 
 
 def step_line(result: StepResult, steps: int, tokens_per_s: float | None, step_time_s: float | None) -> str:
-    """`step 00120/00400  30.0 %  4.1234  0.312  5.9e-04  1,234  0.42 s  2 min 3 s`; acc is the first draft
-    slot's."""
+    """`120/400  30.0%  4.1234  0.312  5.9e-04  1,234  0.42s  2m 03s`; acc is the first draft slot's."""
     left = "after warm-up" if step_time_s is None else duration((steps - result.steps_done) * step_time_s)
     rate = "-" if tokens_per_s is None else f"{tokens_per_s:,.0f}"
     done = result.steps_done
@@ -20,13 +19,12 @@ def step_line(result: StepResult, steps: int, tokens_per_s: float | None, step_t
 
 
 def duration(seconds: float) -> str:
-    """42 s, 3 min 20 s, 5 h 12 min, 3 d 4 h."""
+    """42s, 3m 20s, 5h 12m, 3d 4h: as `status` writes it."""
     whole = round(seconds)
-    for size, name, small, small_name in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= size:
-            return f"{whole // size} {name} {whole % size // small} {small_name}"
-    return f"{whole} s"
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600}h"
