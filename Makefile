@@ -20,7 +20,7 @@ help:
 demo: env system model
 	$(call say,deploy)
 	@$(RUN) deploy
-	$(call say,restart --fresh-cache)
+	$(call say,restart --fresh-cache --from-scratch)
 	@$(RUN) restart --fresh-cache --from-scratch
 	$(call say,wait --until healthy --timeout 300)
 	@$(RUN) wait --until healthy --timeout 300

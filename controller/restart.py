@@ -60,13 +60,13 @@ def _args(
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`key=value`: `steps=20` and `lr=1e-3` are numbers, `taps=[1, 2]` is a list, `name=x` a text.
+    """`key=value`: `train.steps=20` and `train.lr=1e-3` are numbers, `a=[1, 2]` is a list, `a=x` a text.
 
     JSON first, because YAML 1.1 takes `1e-3` for a text; then YAML.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise Usage(f"--set wants key=value, not '{text}'", "for example: --set steps=200")
+        raise Usage(f"--set wants key=value, not '{text}'", "for example: --set train.steps=200")
     wrong = Usage(f"--set {key}: the value is not YAML: {value}", "quote it: --set 'key=\"text\"'")
     for parse in (json.loads, yaml.safe_load):
         try:
