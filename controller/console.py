@@ -37,8 +37,12 @@ class Console:
             self._write(f"{self._wipe()}{self.prefix}{text}\n")
 
     def agent_note(self, document: dict[str, Any]) -> None:
-        """A `note` frame."""
-        self.note(str(document.get("text") or ""))
+        """A `note` frame; a passing one makes room for the next."""
+        text = str(document.get("text") or "")
+        if document.get("passing"):
+            self.progress(text)
+        else:
+            self.note(text)
 
     def progress(self, text: str, *, plain: bool = True) -> None:
         """One line that the next replaces; without a terminal one every ten seconds, none if not `plain`."""

@@ -84,5 +84,5 @@ def _text(result: dict[str, Any]) -> str:
     origin = f" from {source['run']} step {source['step']}" if source else " from scratch"
     cache = result.get("cache") or {}
     after = result.get("first_state_after_s")
-    spoke = f", {result.get('phase')} after {words.duration(after)}" if after is not None else ""
+    spoke = f", first state after {words.duration(after)}" if after is not None else ""
     return f"started {result['run']}{origin}{spoke}, cache {cache.get('choice')} ({cache.get('key')})"

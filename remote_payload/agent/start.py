@@ -123,9 +123,7 @@ def launch(call: Call, plan: Plan) -> Json:
     except OSError:
         os.rmdir(run_dir)  # a full disk: no run without a record
         raise
-    where = (
-        f"from step {resume_from['step']} of {resume_from['run']}" if resume_from else "from the beginning"
-    )
+    where = f"from step {resume_from['step']} of {resume_from['run']}" if resume_from else "from scratch"
     call.frames.note(f"{run_id}: release {plan.release}, {where}, {chosen['choice']} cache")
     began = time.monotonic()
     _spawn(call, record, run_dir)
@@ -198,7 +196,7 @@ def _await_first_state(call: Call, run_id: str, run_dir: str, began: float) -> s
             return None
         if now - told >= NOTE_S:
             told = now
-            call.frames.note(f"{run_id}: waiting for its first state, {int(now - began)} s")
+            call.frames.note(f"{run_id}: waiting for its first state, {int(now - began)} s", passing=True)
         seen = seen or alive
         time.sleep(0.05)
 

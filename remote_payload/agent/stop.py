@@ -25,7 +25,12 @@ ARGS: Args = {
 SUPERVISOR_S = 5.0  # for the supervisor to write exit.json by itself after the trainer's end
 KILL_S = 10.0  # for SIGKILL to take effect; state D can hold it off for longer
 IDLE_MIB = 1024  # a GPU with less in use counts as given back: contexts of the driver itself stay below
-_VERBS = {"training": "finishing", "checkpointing": "being saved", "evaluating": "being evaluated"}
+_DOING = {
+    "training": "finishing one more",
+    "checkpointing": "writing a checkpoint",
+    "evaluating": "evaluating",
+    "stopped": "the trainer is about to be gone",
+}
 
 
 def run(call: Call) -> Json:
@@ -130,8 +135,8 @@ def _ask(call: Call, run_dir: str, grace: float) -> bool:
         if waited - told >= 1:
             told = waited
             phase = str((state or {}).get("phase", "starting"))
-            at = f"step {(state or {}).get('step')} {_VERBS.get(phase, phase)}" if state else "no state yet"
-            call.frames.note(f"{at}, {waited:.0f} s of {grace:g} s")
+            at = f"after step {state.get('step')}: {_DOING.get(phase, phase)}" if state else "no state yet"
+            call.frames.note(f"{at}, {waited:.0f} s of {grace:g} s", passing=True)
         time.sleep(0.05)
 
 
@@ -185,7 +190,8 @@ def _await_memory(call: Call, before: dict[int, int]) -> list[Json]:
         waited = time.monotonic() - began
         if not full or waited > call.args["gpu_wait_s"]:
             break
-        call.frames.note(f"GPU {', '.join(map(str, full))}: memory not back yet, {waited:.0f} s")
+        numbers = ", ".join(map(str, full))
+        call.frames.note(f"GPU {numbers}: memory not back yet, {waited:.0f} s", passing=True)
         time.sleep(0.5)
     holders = _holders() if full else []
     return [

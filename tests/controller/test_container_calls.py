@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller import abort, attach, deploy, embedded, links, release, restart, sandbox, status
+from controller import abort, attach, deploy, embedded, links, release, restart, sandbox, status, stopping
 from controller.call import call
 from controller.console import Console
 from controller.endpoint import resolve
@@ -137,6 +137,11 @@ def test_stopping_what_does_not_run_succeeds(box: Box) -> None:
     outcome = abort.run(box, Console())
     assert outcome.exit_code == 0
     assert outcome.text.startswith("nothing to stop")
+
+
+def test_a_named_run_that_is_over_says_nothing_of_others() -> None:
+    result = {"outcome": "nothing-to-stop", "run": "r-0001"}
+    assert stopping.text(result) == "nothing to stop: r-0001 is not running"
 
 
 def test_another_vmid_is_not_here(real_box: Callable[..., Box]) -> None:
