@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 # After Ctrl-C: what goes on without us. A stop or a start is never cut in half by a lost reader.
 _GOES_ON = {
-    "deploy": "the deploy in flight; `current` switches whole or not at all",
+    "deploy": "only a deploy that had arrived whole; `current` switches whole or not at all",
     "restart": "the restart; `invoke status` shows how far it got",
     "abort": "the stop; `invoke status` shows when it is done",
     "exec": "nothing of ours: the agent ends the command",
