@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 # After Ctrl-C: what goes on without us. A stop or a start is never cut in half by a lost reader.
 _GOES_ON = {
-    "deploy": "only a deploy that had arrived whole; `current` switches whole or not at all",
-    "restart": "the restart; `invoke status` shows how far it got",
-    "abort": "the stop; `invoke status` shows when it is done",
-    "exec": "nothing of ours: the agent ends the command",
+    "deploy": "a deploy goes on only if it had arrived whole; `current` switches whole or not at all",
+    "restart": "the restart goes on; `invoke status` shows how far it got",
+    "abort": "the stop goes on; `invoke status` shows when it is done",
+    "exec": "the agent ends the command",
 }
 
 
@@ -208,8 +208,8 @@ def _finish(work: Callable[[], int], task: str, *, as_json: bool) -> None:
     except PctrunError as error:
         _fail(error, task, as_json=as_json)
     except KeyboardInterrupt:
-        still = _GOES_ON.get(task, "the run, if there is one: only this side stopped")
-        _fail(Detached(f"interrupted; what goes on in the container: {still}"), task, as_json=as_json)
+        still = _GOES_ON.get(task, "a run in the container goes on")
+        _fail(Detached(f"interrupted, only this side stopped: {still}"), task, as_json=as_json)
     except OSError as error:  # of this machine: our stdout on a full disk, a payload file that cannot be read
         _discard_stdout()
         what = error.filename or "cannot write the output"

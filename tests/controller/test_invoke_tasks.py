@@ -236,7 +236,7 @@ def test_an_interrupt_ends_a_command_and_says_so(
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "started\n"
-    assert "note: interrupted; what goes on in the container: nothing of ours" in interrupted(child)
+    assert "note: interrupted, only this side stopped: the agent ends the command" in interrupted(child)
 
 
 def test_an_interrupt_does_not_wait_for_boxes_that_wait(
@@ -258,7 +258,7 @@ def test_an_interrupt_does_not_wait_for_boxes_that_wait(
     while calls.read_bytes().count(b"\n") < before + 2:  # each box has begun to look
         assert child.poll() is None
         time.sleep(0.05)
-    assert "note: interrupted; what goes on in the container: the run" in interrupted(child)
+    assert "note: interrupted, only this side stopped: a run in the container goes on" in interrupted(child)
     assert execute(box, ["rm", "-r", run_dir]).code == 0
 
 
