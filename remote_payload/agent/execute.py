@@ -43,7 +43,7 @@ def run(call: Call) -> dict[str, Any]:
     if not in_time:
         _end_group(child, TERM_GRACE_S)
         raise Refusal(
-            "usage", f"{argv[0]} did not end in {limit:g} s and was stopped", "give it more time: --timeout SECONDS"
+            "usage", f"{argv[0]} did not end in {limit:g} s and was stopped", "more time: --timeout SECONDS"
         )
     code = child.wait()
     if code < 0:
