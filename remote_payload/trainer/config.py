@@ -50,7 +50,7 @@ class DataConfig:
 
     train: str
     heldout: str
-    budget: int = 49152
+    budget: int = 32768  # the longest row whose document mask the target allows (target.py)
     max_document: int = 4096
     min_supervised: int = 16
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainer.pipeline import StepResult
 
+HEADER_EVERY = 20  # steps: a screenful of log shows what its columns are
 HEADER = "      step            loss    acc       lr     tok/s      dt   left"
 
 

@@ -203,6 +203,8 @@ class Session:
             step=result.steps_done, loss=round(result.loss, 5), step_time_s=step_time, tokens_per_s=rate
         )
         print(report.step_line(result, train.steps, rate, step_time), flush=True)
+        if _due(result.steps_done, report.HEADER_EVERY) and not result.last:
+            print(report.HEADER, flush=True)
         if _due(result.steps_done, train.checkpoint_every) or result.last:
             self._checkpoint(result.steps_done)
         evaluated = _due(result.steps_done, train.eval_every) and not result.last
