@@ -12,7 +12,7 @@ say = @printf '\n\033[1m$$ %s\033[0m\n' "invoke $(1)" | { [ -t 1 ] && [ -z "$$NO
 .PHONY: demo test check format env system model clean help
 
 help:
-	@echo "make demo    environment, embedded box, real small model, the whole main job (about 5 minutes warm)"
+	@echo "make demo    environment, embedded box, real small model, the whole main job (ten minutes the first time, then five)"
 	@echo "make test    lint, types and every test"
 	@echo "make check   lint and types only"
 	@echo "make clean   stop the embedded box, delete it and the environment"
