@@ -1,4 +1,4 @@
-"""Brings the embedded box up and down: a loopback SSH server for a Proxmox host, container 200 on it."""
+"""So that every task has a box to work on: brings the embedded SSH server and container 200 up and down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets container 200 up: its `pct` front, its configuration, its start and its end by its own pct."""
+"""Container 200 is set up by its own `pct`, so that nothing reaches it by a way a real host does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts, finds and ends the SSH server's process."""
+"""The SSH server outlives the command that started it: here it is started, found again and ended."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The DFlash draft model: fills a block of B slots at once, reading the target's features only as keys and
-values.
+"""The DFlash draft model, which fills a whole block at once and reads the target only as keys and values.
 
 Parameter names and shapes are those of the published z-lab checkpoints, so export is a copy (paper: arXiv
 2602.06036). Embeddings and head are the target's, frozen, and live in target.SharedHead.

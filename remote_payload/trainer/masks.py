@@ -1,5 +1,4 @@
-"""Which keys a block slot may see: DFlash's rule stated once, for compiled flex attention and for dense
-attention on CPU.
+"""Which keys a block slot may see, stated once, so that flex on CUDA and dense on CPU cannot disagree.
 
 The keys of a row are its S context tokens followed by all A*B block slots. A slot k of the block anchored at
 a sees

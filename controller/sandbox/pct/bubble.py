@@ -1,4 +1,4 @@
-"""Starts a container: bubblewrap with own user, process, mount, IPC and host-name spaces, and an init."""
+"""A container that needs no root: bubblewrap with name spaces of its own, and an init that reaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pct status | list | config`: what the host knows about its containers, in the real layouts."""
+"""`pct status | list | config` in the real layouts, because whoever parses them must meet the real traps."""
 
 from __future__ import annotations
 
