@@ -107,7 +107,7 @@ def _ended(snapshot: Json, run: Json, end: Json) -> Verdict:
         return Verdict("stopped", f"at step {step}", at, tuple(reasons))
     signal, code = end.get("signal"), end.get("code")
     how = f"killed by {signal}" if signal else f"exit code {code}"
-    reasons = [*_causes(run, end, how), *filter(None, [_room(snapshot, run)])]
+    reasons = [*_causes(run, end, how), *_room(snapshot, run)]
     return Verdict("crashed", f"{how} at step {step}", at, tuple(reasons), _evidence(run))
 
 
@@ -147,7 +147,7 @@ def _without_trainer(snapshot: Json, run: Json) -> Verdict:
     where = f"in phase {phase} at step {state.get('step') or 0}" if phase else "before its first state"
     if not supervisor:
         why = "neither the supervisor nor the trainer lives and there is no exit file"
-    reasons = [why, *filter(None, [_room(snapshot, run)])]
+    reasons = [why, *_room(snapshot, run)]
     since = state.get("heartbeat") or created
     return Verdict("crashed", f"vanished {where}", since, tuple(reasons), _evidence(run))
 
@@ -161,7 +161,7 @@ def _living(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Verdi
     if phase == "starting":
         return _or_degraded("starting", _detail(state, "loading"), since, doubts, asides)
     if phase == "warming-up":
-        return _or_degraded("warming-up", _warm_up(state, now), since, doubts, asides)
+        return _or_degraded("warming-up", _warm_up(state), since, doubts, asides)
     if phase == "training":
         stall = _stall(run, state, trainer, now)
         if stall:
@@ -218,9 +218,7 @@ def _doubts(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Itera
     budget = (state.get("compile") or {}).get("budget_s") if phase == "warming-up" else PHASE_LIMIT_S
     if phase not in (None, "training") and since is not None and budget and now - since > budget:
         yield f"{phase} for {words.age(now - since)}, longer than {words.age(budget)}"
-    room = _room(snapshot, run)
-    if room:
-        yield room
+    yield from _room(snapshot, run)
     table = snapshot.get("gpus") or {}
     if table.get("status") in ("timeout", "error"):
         yield f"nvidia-smi: {table.get('detail') or table['status']}"
@@ -243,24 +241,24 @@ def _asides(run: Json, state: Json) -> Iterator[str]:
         yield str(note)
 
 
-def _room(snapshot: Json, run: Json) -> str:
+def _room(snapshot: Json, run: Json) -> Iterator[str]:
     """A full disk loses a checkpoint, so it is said while there is still something to do about it."""
     sizes = [entry.get("bytes") or 0 for entry in run.get("checkpoints") or []]
     disks = snapshot.get("disks") or []
     if not disks:
-        return ""
+        return
     folder = str((run.get("log") or {}).get("path") or "")
     over = [disk for disk in disks if folder.startswith(str(disk["path"]))]
     # One row stands for a whole file system: without one of its own, the run shares the first.
     disk = max(over, key=lambda disk: len(disk["path"]), default=disks[0])
     need = 2 * max(sizes, default=0)
     if disk["free_bytes"] >= max(need, FULL_BYTES):
-        return ""
+        return
     wanted = f", two checkpoints need {words.size(need)}" if need else ""
-    return f"{disk['path']} has {words.size(disk['free_bytes'])} free{wanted}"
+    yield f"{disk['path']} has {words.size(disk['free_bytes'])} free{wanted}"
 
 
-def _warm_up(state: Json, now: float) -> str:
+def _warm_up(state: Json) -> str:
     compiling = state.get("compile") or {}
     if not compiling.get("count") and not compiling.get("active"):
         return _detail(state, "no step yet")

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
-from trainer import checkpoint, fx_threads, islands, report
+from trainer import acceptance, checkpoint, fx_threads, islands, report
 from trainer.compile_watch import CompileWatch
 from trainer.config import Recipe, config_hash
 from trainer.data import Corpus, Document, RowOrder, load_corpus, load_tokenizer
+from trainer.errors import Refusal
+from trainer.export import export
 from trainer.geometry import DrafterGeometry, resolve
 from trainer.pipeline import Pipeline, StepResult
 from trainer.record import RunRecord
@@ -38,6 +40,7 @@ class Session:
         self._compiles_before = 0
         self._steady: deque[StepResult] = deque(maxlen=50)
         self._tau: float | None = None
+        self._stop_announced = False
 
     def run(self, resume: Path | None) -> str:
         """Returns the phase it ended in: finished or stopped. Raises Refusal, or ThreadFailed for a crash."""
@@ -50,7 +53,7 @@ class Session:
             print(report.HEADER, flush=True)
             pipeline = Pipeline(
                 self.recipe,
-                RowOrder(self.train.documents, budget=self.recipe.data.budget, seed=self.recipe.train.seed),
+                self.order,
                 self.targets,
                 self.replicas,
                 start_step=self.start_step,
@@ -84,6 +87,7 @@ class Session:
         tokenizer = load_tokenizer(recipe.target.model)
         self.train = self._corpus(tokenizer, recipe.data.train)
         self.heldout = self._corpus(tokenizer, recipe.data.heldout)
+        self.order = RowOrder(self.train.documents, budget=recipe.data.budget, seed=recipe.train.seed)
 
         train_file = self.release_dir / recipe.data.train
         self.config = {
@@ -152,9 +156,7 @@ class Session:
         if wanted:
             fx_threads.forbid_dense_flex()
             compiled = islands.compiled(device)
-            row = RowOrder(
-                self.train.documents, budget=self.recipe.data.budget, seed=self.recipe.train.seed
-            ).row(0)
+            row = self.order.row(0)
             for replica in self.replicas:
                 self._stage(f"compiling for drafter {replica.rank} on {replica.device}", "warming-up")
                 replica.drafter.islands = compiled
@@ -179,8 +181,6 @@ class Session:
             self._stop_announced = True
             self.record.phase("stopping", "finishing the step in flight")
             print("· stop asked for: finishing the step in flight, then a checkpoint", flush=True)
-
-    _stop_announced = False
 
     def _on_step(self, result: StepResult) -> None:
         """Runs in drafter 0's thread between two steps."""
@@ -241,8 +241,6 @@ class Session:
         print(f"· checkpoint {path.name}", flush=True)
 
     def _evaluate(self) -> None:
-        from trainer import acceptance
-
         documents: list[Document] = self.heldout.documents[: self.recipe.train.eval_documents]
         if not documents:
             return
@@ -270,8 +268,6 @@ class Session:
         )
 
     def _finish(self) -> None:
-        from trainer.export import export
-
         self._evaluate()
         self.record.phase("checkpointing", "exporting the drafter")
         path = export(self.replicas[0].drafter, self.geometry, self.record.run_dir / "export")
@@ -288,8 +284,6 @@ def _compile_decision(wish: str, device: torch.device) -> tuple[bool, str]:
         return False, "compile: off, everything runs eagerly"
     if device.type == "cpu" and islands.cpu_compiler() is None:
         if wish == "on":
-            from trainer.errors import Refusal
-
             raise Refusal("compile: on needs a C++ compiler: install g++, or set compile: auto")
         return False, "no C++ compiler here: everything runs eagerly (install g++ to compile the loss)"
     return True, ""

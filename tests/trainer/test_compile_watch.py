@@ -124,3 +124,4 @@ def test_starting_twice_counts_once(watch: CompileWatch) -> None:
 def test_stop_survives_that_someone_cleared_dynamos_callbacks(watch: CompileWatch) -> None:
     torch._dynamo.callback.callback_handler.clear()
     watch.stop()
+    assert watch.snapshot()["active"] is False
