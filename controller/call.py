@@ -30,6 +30,7 @@ def call(
     *,
     stream: Iterable[bytes] | None = None,
     on_note: Note | None = None,
+    on_part: Note | None = None,
     on_out: Bytes | None = None,
     on_err: Bytes | None = None,
     deadline: Deadline = DEFAULT,
@@ -41,7 +42,7 @@ def call(
     whatever `stream` or a callback raises.
     """
     link = links.get(box, deadline=deadline, revive=revive)
-    answer = _Answer(secrets.token_hex(8), on_note, on_out, on_err)
+    answer = _Answer(secrets.token_hex(8), on_note, on_part, on_out, on_err)
     request = {
         "schema": SCHEMA,
         "nonce": answer.nonce,
@@ -76,11 +77,18 @@ def call(
 class _Answer:
     """Collects what one call returns: frames to their callbacks, the envelope, and the noise around them."""
 
-    def __init__(self, nonce: str, on_note: Note | None, on_out: Bytes | None, on_err: Bytes | None) -> None:
+    def __init__(
+        self,
+        nonce: str,
+        on_note: Note | None,
+        on_part: Note | None,
+        on_out: Bytes | None,
+        on_err: Bytes | None,
+    ) -> None:
         self.nonce = nonce
         self.envelope: dict[str, Any] | None = None
         self._parser = FrameParser(nonce)
-        self._on_note, self._on_out, self._on_err = on_note, on_out, on_err
+        self._on_note, self._on_part, self._on_out, self._on_err = on_note, on_part, on_out, on_err
         self._stderr = b""
 
     def stdout(self, chunk: bytes) -> None:
@@ -108,6 +116,9 @@ class _Answer:
         elif frame.kind == "note":
             if self._on_note:
                 self._on_note(_document(frame))
+        elif frame.kind == "part":
+            if self._on_part:
+                self._on_part(_document(frame))
         elif frame.kind == "end":
             self.envelope = _document(frame)
         else:

@@ -69,7 +69,10 @@ class Link:
             self._check(None, deadline)
             raise self._lost(f"it closed the channel: {error or type(error).__name__}") from error
         finally:
-            channel.close()
+            with contextlib.suppress(
+                OSError, EOFError, paramiko.SSHException
+            ):  # it says goodbye on a dead line
+                channel.close()
 
     def close(self) -> None:
         self._watchdog.stop()

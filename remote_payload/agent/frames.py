@@ -30,6 +30,10 @@ class Frames:
         """Progress: one line for a person."""
         self._quietly("note", {"text": text, **facts})
 
+    def part(self, document: dict[str, Any]) -> None:
+        """A piece of the answer that cannot wait for its end; raises ReaderGone as `out` does."""
+        self._send("part", json.dumps(document).encode())
+
     def out(self, data: bytes) -> None:
         self._send("out", data)
 

@@ -20,6 +20,7 @@ VERBS = {
     "restart": "agent.restart",
     "read": "agent.read",
     "exec": "agent.execute",
+    "fetch": "agent.fetch",
 }
 
 

@@ -25,11 +25,8 @@ TAIL_LIMIT = 64 * 1024 * 1024  # bytes looked through for the beginning of `line
 
 def run(call: Call) -> dict[str, Any]:
     """Send the log's end, or all from `offset`: `{run, offset, bytes, ended}`, `offset` of the first byte."""
-    known = runs.ids(call.roots)
-    chosen = call.args["run"] or (known[0] if known else None)
-    if chosen is None:
-        raise Refusal("no-run", "no run was started yet", "invoke restart")
-    run_dir = runs.require(call.roots, chosen)
+    chosen = runs.named(call.roots, call.args["run"] or None)
+    run_dir = runs.folder(call.roots, chosen)
     path = os.path.join(run_dir, "train.log")
     there = os.path.exists(path)
     if not there and not call.args["follow"]:

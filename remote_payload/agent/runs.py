@@ -50,6 +50,17 @@ def require(roots: Roots, run: str) -> str:
     return path
 
 
+def named(roots: Roots, run: str | None) -> str:
+    """`run`, or the newest when none is named; refuses when there is none, or no such one."""
+    if run is not None:
+        require(roots, run)
+        return run
+    known = ids(roots)
+    if not known:
+        raise Refusal("no-run", "no run was started yet", "invoke restart")
+    return known[0]
+
+
 def create(roots: Roots) -> tuple[str, str]:
     """Make the next run's folder; (id, path). `mkdir` is atomic, so two starters never share a number."""
     os.makedirs(roots.runs, exist_ok=True)

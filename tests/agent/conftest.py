@@ -37,6 +37,7 @@ class Answer:
     """All frames of one call; `end` is None when the agent was cut off."""
 
     notes: list[dict[str, Any]] = field(default_factory=list)
+    part: list[dict[str, Any]] = field(default_factory=list)
     out: bytes = b""
     err: bytes = b""
     end: dict[str, Any] | None = None
@@ -116,6 +117,8 @@ def collect(process: Agent) -> Answer:
         assert answer.end is None, "a frame after the end"
         if kind == "note":
             answer.notes.append(json.loads(data))
+        elif kind == "part":
+            answer.part.append(json.loads(data))
         elif kind == "end":
             answer.end = json.loads(data)
         else:

@@ -83,6 +83,12 @@ class Proxy:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
+    def refuse(self) -> None:
+        """Break what is open and take nothing new."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self.cut()
+
     def close(self) -> None:
         self._listener.close()
         self.cut()

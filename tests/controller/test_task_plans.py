@@ -9,7 +9,20 @@ from typing import Any
 
 import pytest
 
-from controller import abort, attach, deploy, execution, links, logs, plan, release, restart, status, wait
+from controller import (
+    abort,
+    attach,
+    deploy,
+    execution,
+    fetch,
+    links,
+    logs,
+    plan,
+    release,
+    restart,
+    status,
+    wait,
+)
 from controller.errors import Usage
 from controller.inventory import Box
 
@@ -37,6 +50,7 @@ PLANS: dict[str, tuple[Any, Box, dict[str, Any]]] = {
     "exec": (execution, LAB, {"command": "sh -c 'echo $HOME'", "more": ["a b", ""], "with_stdin": True}),
     "attach": (attach, LAB, {}),
     "attach-named": (attach, LAB, {"run_id": "r-0001", "only_print": True}),
+    "fetch": (fetch, LAB, {"run_id": "r-0004", "checkpoint": "best", "out": "drafters"}),
     "wait": (wait, LAB, {"until": "finished", "timeout_s": 60}),
 }
 
