@@ -69,10 +69,8 @@ class Link:
             self._check(None, deadline)
             raise self._lost(f"it closed the channel: {error or type(error).__name__}") from error
         finally:
-            with contextlib.suppress(
-                OSError, EOFError, paramiko.SSHException
-            ):  # it says goodbye on a dead line
-                channel.close()
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+                channel.close()  # it says goodbye, on a dead line too
 
     def close(self) -> None:
         self._watchdog.stop()
