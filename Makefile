@@ -58,7 +58,7 @@ $(STAMP): pyproject.toml remote_payload/constraints-cpu.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory system
 	@echo "environment: $(VENV) (PyTorch, transformers and the controller; a minute or two the first time)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint remote_payload/constraints-cpu.txt --editable '.[sandbox,payload,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint remote_payload/constraints-cpu.txt --editable '.[sandbox,payload,plot,dev]'
 	@touch $@
 
 # tmux and bubblewrap carry the embedded box; python3-venv only where Debian split it off.
