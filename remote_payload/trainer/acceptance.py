@@ -99,7 +99,7 @@ def _draft(
         ids = pad(ids, (0, length - len(ids)))
         features = pad(features, (0, 0, 0, len(ids) - len(features)))
     positions = torch.arange(len(ids), device=device)
-    context = drafter.context(features)
+    context = drafter.context(features, positions)
     anchors = torch.cat([torch.arange(first, last) for first, last in responses]).to(device)
     ends = torch.cat([torch.full((last - first,), last) for first, last in responses]).to(device)
     found: list[int] = []
@@ -108,7 +108,7 @@ def _draft(
         blocks = Blocks(pad(part, (0, spare)), pad(torch.ones_like(part, dtype=torch.bool), (0, spare)))
         tokens, slots = block_inputs(ids, positions, blocks.anchors, g)
         masks = build_masks(blocks, positions, g.block_size, g.layer_types, g.sliding_window, heads=g.heads)
-        hidden = drafter(context, head.embed(tokens), positions, slots, masks)
+        hidden = drafter(context, head.embed(tokens), slots, masks)
         at = part[:, None] + torch.arange(1, g.block_size, device=device)
         truth = torch.where(at <= end[:, None], ids[at.clamp(max=len(ids) - 1)], -1)
         found += _agreeing(hidden.unflatten(0, (-1, g.block_size))[: len(part), 1:], truth, head.lm_head)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.anchors import Blocks
+from trainer.anchors import Blocks, labels
 from trainer.data import Row
 from trainer.islands import EAGER, Islands
 
 
 @dataclass(frozen=True)
 class LossParts:
-    """Sums over one row; numerators and denominators of several rows add up, so that their mean is exact.
+    """Sums over one row; those of several rows add up, so that their mean is exact.
 
     numerator (carries the gradient), denominator: fp32 scalars; correct, counted: int64 [B-1], by slot.
     """
@@ -25,11 +25,16 @@ class LossParts:
     correct: Tensor
     counted: Tensor
 
+    def pack(self) -> Tensor:
+        """float64 [2 + 2(B-1)] on the same device: numerator, denominator, correct, counted. No host sync."""
+        heads = torch.stack([self.numerator.detach(), self.denominator])
+        return torch.cat([heads.double(), self.correct.double(), self.counted.double()])
 
-def slot_weights(block_size: int, gamma: float) -> Tensor:
+
+def slot_weights(block_size: int, gamma: float, device: torch.device | None = None) -> Tensor:
     """w_k = exp(-(k-1)/gamma) for k = 1 … B-1, fp32 [B-1]: an early miss ends the accepted prefix (paper,
     A.1)."""
-    return torch.exp(-torch.arange(block_size - 1, dtype=torch.float32) / gamma)
+    return torch.exp(-torch.arange(block_size - 1, dtype=torch.float32, device=device) / gamma)
 
 
 def block_loss(
@@ -45,18 +50,16 @@ def block_loss(
 ) -> LossParts:
     """hidden [A*B, H] after the final norm, lm_head [V, H] frozen; row and blocks on hidden's device.
 
-    Slot k of the block at anchor a predicts token a+k and counts where that token is supervised. Slot 0 is
-    the anchor.
+    Slot k of the block at anchor a predicts token a+k, where that counts (anchors.labels). Slot 0 is the
+    anchor.
     """
-    slots = torch.arange(1, block_size, device=hidden.device)
-    at = (blocks.anchors[:, None] + slots).clamp(max=len(row.ids) - 1)
-    counts = row.loss_mask[at] & blocks.valid[:, None]
-    weights = counts * slot_weights(block_size, gamma).to(hidden.device)
+    wanted, counts = labels(row, blocks, block_size)
+    weights = counts * slot_weights(block_size, gamma, hidden.device)
     drafted = hidden.view(-1, block_size, hidden.shape[-1])[:, 1:].reshape(-1, hidden.shape[-1])
     numerator, correct = _HeadCrossEntropy.apply(
         drafted,
         lm_head,
-        row.ids[at].flatten(),
+        wanted.flatten(),
         weights.flatten(),
         chunk_blocks * (block_size - 1),
         islands.cross_entropy,

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from trainer.config import TrainConfig
 from trainer.drafter import Drafter
+from trainer.products import Storage
 
 BETA1 = 0.9
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -30,8 +32,8 @@ def learning_rate(train: TrainConfig, step: int) -> float:
 class Optimizer:
     """One replica's optimizer. Replicas that are given the same gradients stay bit-identical."""
 
-    def __init__(self, drafter: Drafter, train: TrainConfig) -> None:
-        self._train = train
+    def __init__(self, drafter: Drafter, storage: Storage, train: TrainConfig) -> None:
+        self._train, self._storage = train, storage
         self._named = dict(drafter.named_parameters())
         matrices = [p for p in self._named.values() if p.dim() == 2]
         norms = [p for p in self._named.values() if p.dim() == 1]
@@ -41,18 +43,20 @@ class Optimizer:
         ]
         self._adamw = torch.optim.AdamW(groups, lr=train.lr, betas=(BETA1, train.beta2), fused=True)
 
-    def step(self, step: int, denominator: float) -> tuple[float, float]:
-        """Divide the summed gradients by `denominator`, clip, update, clear; returns (learning rate, norm
-        before clip)."""
-        gradients = [p.grad for p in self._named.values() if p.grad is not None]
-        norm = float(torch.stack([g.norm() for g in gradients]).norm()) / max(denominator, 1e-9)
-        scale = min(1.0, self._train.clip / max(norm, 1e-12)) / max(denominator, 1e-9)
-        torch._foreach_mul_(gradients, scale)
+    def step(self, step: int, denominator: Tensor | float) -> tuple[float, Tensor]:
+        """Divide the summed gradients by `denominator`, clip, update, zero them; returns (learning rate,
+        norm before the clip as a 0-d tensor). Nothing waits for the device."""
+        gradients = self._storage.gradients
+        denominator = torch.as_tensor(denominator, device=gradients.device).float().clamp(min=1e-9)
+        norm = torch.linalg.vector_norm(gradients) / denominator
+        # The fused kernel divides each gradient by this while it reads it, as for torch's gradient scaler.
+        self._adamw.grad_scale = denominator * (norm / self._train.clip).clamp(min=1.0)
         lr = learning_rate(self._train, step)
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+        gradients.zero_()
+        self._storage.refresh()
         return lr, norm
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -61,7 +65,7 @@ class Optimizer:
         return {f"{m}.{name}": state[p][m] for m in MOMENTS for name, p in self._named.items() if p in state}
 
     def load(self, tensors: dict[str, torch.Tensor], step: int) -> None:
-        """Take over moments saved after `step` steps."""
+        """Take over moments saved after `step` steps; the weights were loaded before."""
         for name, parameter in self._named.items():
             state = {m: tensors[f"{m}.{name}"].to(parameter.device, torch.float32) for m in MOMENTS}
             # torch keeps the count on the parameter's device when fused
@@ -69,3 +73,4 @@ class Optimizer:
                 "step": torch.tensor(float(step), device=parameter.device),
                 **state,
             }
+        self._storage.refresh()

@@ -11,7 +11,6 @@ from trainer.anchors import draw_anchors
 from trainer.config import Recipe
 from trainer.data import Row
 from trainer.drafter import Drafter, block_inputs, initialise
-from trainer.exchange import checksum
 from trainer.geometry import DrafterGeometry
 from trainer.loss import LossParts, block_loss
 from trainer.masks import build_masks
@@ -20,20 +19,17 @@ from trainer.seeding import generator
 from trainer.target import SharedHead
 from trainer.warm_start import from_target
 
-CHECKSUM_EVERY = 20  # steps between two proofs that all drafters hold the same weights
-
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one drafter brings to a step besides its gradients: host numbers, summed over ranks by the
-    pipeline."""
+    """What one row brings to a step besides its gradients; contributions add up.
 
-    numerator: float
-    denominator: float
-    correct: list[int]
-    counted: list[int]
+    numbers: float64 [2 + 2(B-1)] on the drafter's device, as LossParts.pack lays them out; tokens: real ones
+    in the row.
+    """
+
+    numbers: Tensor
     tokens: int
-    weights: int | None
 
 
 class Replica:
@@ -44,45 +40,48 @@ class Replica:
     ) -> None:
         self.recipe, self.geometry, self.rank, self.device, self.head = recipe, geometry, rank, device, head
         self.dtype = head.lm_head.dtype
-        drafter = Drafter(geometry)
-        initialise(drafter, recipe.train.seed)
+        self.drafter = Drafter(geometry)
+        self.drafter.checkpointing = recipe.train.activation_checkpointing
+        initialise(self.drafter, recipe.train.seed)
         if recipe.drafter.init == "target":
-            from_target(drafter, recipe.target.model)
-        self.drafter = drafter.to(device)
-        self.optimizer = Optimizer(self.drafter, recipe.train)
+            from_target(self.drafter, recipe.target.model)
+        self.storage = self.drafter.attach(device, self.dtype)
+        self.optimizer = Optimizer(self.drafter, self.storage, recipe.train)
 
-    def backward(self, row: Row, features: Tensor, step: int) -> Contribution:
-        """Forward and backward of the loss's numerator on one row; the gradients stay in the parameters."""
-        weights = checksum(self.drafter) if step % CHECKSUM_EVERY == 0 else None
-        parts = self._loss(row, features, step)
+    def gradients(self) -> list[Tensor]:
+        """What must be summed over the drafters of a step: fp32, zero where no row came. Slices of one flat
+        tensor, because NCCL counts the elements of a call in 32 bits."""
+        return list(self.storage.gradients.split(1 << 30))
+
+    def backward(self, row: Row, features: Tensor) -> Contribution:
+        """Forward and backward of the loss's numerator on one row; gradients add up in the parameters.
+
+        The row lies on the host, its features [T, K*H] on this device. Nothing waits for the device.
+        """
+        parts = self._loss(row, features)
         parts.numerator.backward()
-        return Contribution(
-            float(parts.numerator.detach()),
-            float(parts.denominator),
-            parts.correct.tolist(),
-            parts.counted.tolist(),
-            row.tokens,
-            weights,
-        )
+        return Contribution(parts.pack(), row.tokens)
 
     def warm_up(self, row: Row) -> None:
         """Compile every graph that a step uses, forward and backward, and leave no trace in the weights."""
         features = torch.zeros(len(row.ids), self.geometry.feature_size, device=self.device, dtype=self.dtype)
-        self._loss(row, features, step=0).numerator.backward()
-        self.drafter.zero_grad(set_to_none=True)
+        self._loss(row, features).numerator.backward()
+        self.storage.gradients.zero_()
 
-    def _loss(self, row: Row, features: Tensor, step: int) -> LossParts:
+    def _loss(self, row: Row, features: Tensor) -> LossParts:
         train, geometry = self.recipe.train, self.geometry
         size = geometry.block_size
-        draw = generator(train.seed, "anchors", step, self.rank)
-        blocks = draw_anchors(row, train.anchors, size, draw).to(self.device)
-        row = row.to(self.device)
+        draw = generator(train.seed, "anchors", row.index)
+        blocks = draw_anchors(row, train.anchors, draw, train.anchors_per_document)
+        if self.device.type == "cuda":  # a copy from pageable memory would wait for the device
+            row, blocks = row.pinned(), blocks.pinned()
+        row, blocks = row.to(self.device), blocks.to(self.device)
         tokens, positions = block_inputs(row.ids, row.positions, blocks.anchors, geometry)
         masks = build_masks(
             blocks, row.positions, size, geometry.layer_types, geometry.sliding_window, heads=geometry.heads
         )
-        context = self.drafter.context(features.to(self.dtype))
-        hidden = self.drafter(context, self.head.embed(tokens), row.positions, positions, masks)
+        context = self.drafter.context(features.to(self.dtype), row.positions)
+        hidden = self.drafter(context, self.head.embed(tokens), positions, masks)
         return block_loss(
             hidden,
             row,

@@ -69,9 +69,8 @@ def draft(case: Case, features: Tensor, anchor: int) -> list[int]:
     slots = torch.tensor([anchor] + [g.mask_token_id] * (size - 1))
     with torch.no_grad():
         hidden = case.drafter(
-            case.drafter.context(features),
+            case.drafter.context(features, torch.arange(at)),
             case.head.embed(slots),
-            torch.arange(at),
             torch.arange(at, at + size),
             masks,
         )
@@ -133,7 +132,8 @@ def overfit(case: Case, *, steps: int, anchors: int, lr: float, distractors: int
     optimizer = torch.optim.AdamW(case.drafter.parameters(), lr=lr)
     for step in range(steps):
         document = case.documents[step % len(case.documents)]
-        ids, context = document.ids, case.drafter.context(features[step % len(case.documents)])
+        ids = document.ids
+        context = case.drafter.context(features[step % len(case.documents)], torch.arange(len(ids)))
         possible = [a for a in document.loss_mask.nonzero().flatten().tolist() if a + size <= len(ids)]
         if not possible:
             continue
@@ -143,7 +143,7 @@ def overfit(case: Case, *, steps: int, anchors: int, lr: float, distractors: int
         visible = torch.cat([torch.arange(len(ids)) < at[block][:, None], block[:, None] == block], dim=1)
         masks = {"full_attention": DenseMask(visible), "sliding_attention": DenseMask(visible)}
         tokens = torch.where(torch.arange(len(slots)) % size == 0, ids[slots], g.mask_token_id)
-        hidden = case.drafter(context, case.head.embed(tokens), torch.arange(len(ids)), slots, masks)
+        hidden = case.drafter(context, case.head.embed(tokens), slots, masks)
         drafted = torch.arange(len(slots)) % size > 0
         labels = torch.searchsorted(choices, ids[slots][drafted])
         loss = torch.nn.functional.cross_entropy(hidden[drafted] @ rows.T, labels)

@@ -24,7 +24,8 @@ def make(tiny_release):
     def trained(seed: int, steps: int) -> tuple[Drafter, Optimizer]:
         drafter = Drafter(resolve(recipe))
         initialise(drafter, seed)
-        optimizer = Optimizer(drafter, recipe.train)
+        storage = drafter.attach(torch.device("cpu"), torch.float32)
+        optimizer = Optimizer(drafter, storage, recipe.train)
         for step in range(steps):
             take_step(drafter, optimizer, step)
         return drafter, optimizer
@@ -35,7 +36,7 @@ def make(tiny_release):
 def take_step(drafter: Drafter, optimizer: Optimizer, step: int) -> None:
     draw = torch.Generator().manual_seed(step)
     for parameter in drafter.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=draw)
+        parameter.grad.copy_(torch.randn(parameter.shape, generator=draw))
     optimizer.step(step, denominator=3.0)
 
 
@@ -95,7 +96,7 @@ def test_the_learning_rate_warms_up_and_falls_to_zero_on_a_cosine(tiny_release):
 def test_gradients_are_clipped_by_their_joint_norm(make):
     drafter, optimizer = make(seed=0, steps=0)
     for parameter in drafter.parameters():
-        parameter.grad = torch.full_like(parameter, 6.0)
+        parameter.grad.fill_(6.0)
     count = sum(parameter.numel() for parameter in drafter.parameters())
     _, norm = optimizer.step(0, denominator=2.0)
     assert norm == pytest.approx(3.0 * count**0.5, rel=1e-4)

@@ -114,7 +114,7 @@ def outputs(drafter: Drafter) -> torch.Tensor:
     tokens, slots = block_inputs(ids, positions, blocks.anchors, g)
     masks = build_masks(blocks, positions, g.block_size, g.layer_types, g.sliding_window, heads=g.heads)
     with torch.no_grad():
-        return drafter(drafter.context(features), embed[tokens], positions, slots, masks)
+        return drafter(drafter.context(features, positions), embed[tokens], slots, masks)
 
 
 def test_the_27b_drafter_has_the_58_published_tensors():

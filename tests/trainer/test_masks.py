@@ -54,7 +54,7 @@ def brute_force(row, blocks: Blocks, size: int, sliding: bool) -> torch.Tensor:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_both_backends_follow_the_papers_rule(seed, size, count, budget, lengths, layer):
     row = some_row(seed, budget, lengths)
-    blocks = draw_anchors(row, count, size, torch.Generator().manual_seed(seed))
+    blocks = draw_anchors(row, count, torch.Generator().manual_seed(seed))
     truth = brute_force(row, blocks, size, sliding=layer == "sliding_attention")
 
     built = {
@@ -82,7 +82,7 @@ def test_both_backends_follow_the_papers_rule(seed, size, count, budget, lengths
 @pytest.mark.slow
 def test_compiled_flex_attention_equals_dense_attention_forward():
     row = some_row(5, 256, (100, 90, 40))
-    blocks = draw_anchors(row, 32, 8, torch.Generator().manual_seed(5))
+    blocks = draw_anchors(row, 32, torch.Generator().manual_seed(5))
     draw = torch.Generator().manual_seed(6)
     query = torch.randn(1, 4, 256, 16, generator=draw)
     key, value = (torch.randn(1, 2, 512, 16, generator=draw) for _ in range(2))
@@ -101,13 +101,13 @@ def test_compiled_flex_attention_equals_dense_attention_forward():
 def test_dense_masks_beyond_the_limit_are_refused_with_the_bytes(monkeypatch):
     monkeypatch.setattr(masks, "DENSE_LIMIT_BYTES", 1000)
     row = some_row(0, 128, (100,))
-    blocks = draw_anchors(row, 4, 4, torch.Generator())
+    blocks = draw_anchors(row, 4, torch.Generator())
     with pytest.raises(Refusal, match=r"would take 18,432 bytes a layer, the limit is 1,000"):
         masks.build_masks(blocks, row.positions, 4, LAYERS, WINDOW, heads=2)
 
 
 def test_flex_refuses_sizes_that_would_not_tile():
     row = some_row(0, 100, (90,))
-    blocks = draw_anchors(row, 32, 4, torch.Generator())
+    blocks = draw_anchors(row, 32, torch.Generator())
     with pytest.raises(Refusal, match=r"data\.budget is 100"):
         masks.build_masks(blocks, row.positions, 4, LAYERS, WINDOW, heads=2, backend="flex")
