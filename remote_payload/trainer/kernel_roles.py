@@ -1,0 +1,170 @@
+"""What a target calls beside matrix products: each role's reference, fast candidates and a sample call.
+
+Nothing fast is imported before it is tried: a package that is not installed is a finding, not an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trainer import packed_ops
+from trainer.packing import Layout
+from trainer.target_islands import causal_convolution
+
+Call = Callable[..., Tensor]
+Draw = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A fast implementation: `load` imports it and gives what the engine calls and the function behind it."""
+
+    package: str  # as pip names it
+    load: Callable[[], tuple[Call, Callable[..., Any]]]
+    tuned: bool = True  # whether its first call settles how it runs at any later length
+
+
+@dataclass(frozen=True)
+class Role:
+    """`reference` cannot leak; `fallback` is what runs when no candidate wins, `behind` the function in it.
+    `sample(row, draw)` makes the arguments of a call; `draw(*shape)`: normal numbers in the run's dtype."""
+
+    name: str
+    reference: Call
+    fallback: Call
+    behind: Callable[..., Any]
+    candidates: tuple[Candidate, ...]
+    sample: Callable[[Layout, Draw], tuple[Any, ...]]
+    mend: str
+
+
+def roles(config: Any, python: str) -> list[Role]:
+    """The roles of a text configuration's layers; `python` is the interpreter that the mends install into."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    found = [_attention(config, python, "sliding_attention" in kinds)]
+    if "linear_attention" in kinds:
+        found += [_recurrence(config, python), _convolution(config, python)]
+    return found
+
+
+def _attention(config: Any, python: str, sliding: bool) -> Role:
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    window = config.sliding_window if sliding else None
+
+    def sample(row: Layout, draw: Draw) -> tuple[Any, ...]:
+        query, key, value = (draw(_length(row), count, size) for count in (heads, kv_heads, kv_heads))
+        return query, key, value, row, size**-0.5, window
+
+    def load() -> tuple[Call, Callable[..., Any]]:
+        from torch.nn.attention.varlen import varlen_attn
+
+        return packed_ops.varlen_attention, varlen_attn
+
+    return Role(
+        "attention",
+        packed_ops.document_attention,
+        packed_ops.document_attention,
+        F.scaled_dot_product_attention,
+        (Candidate("torch", load),),
+        sample,
+        f"it needs a GPU of the Ampere generation or newer and {python} -m pip install 'torch>=2.10'",
+    )
+
+
+def _recurrence(config: Any, python: str) -> Role:
+    from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
+
+    heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
+    size, value_size = config.linear_key_head_dim, config.linear_value_head_dim
+
+    def sample(row: Layout, draw: Draw) -> tuple[Any, ...]:
+        length = _length(row)
+        value = draw(length, value_heads, value_size)
+        query, key = (F.normalize(draw(length, heads, size).float(), dim=-1).to(value) for _ in range(2))
+        decay = -F.softplus(draw(length, value_heads).float() - 3)  # a state that outlives some twenty tokens
+        return query, key, value, decay, draw(length, value_heads).sigmoid(), row
+
+    def load() -> tuple[Call, Callable[..., Any]]:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+        return packed_ops.fla_recurrence, chunk_gated_delta_rule
+
+    return Role(
+        "recurrence",
+        packed_ops.document_recurrence,
+        packed_ops.document_recurrence,
+        torch_chunk_gated_delta_rule,
+        (Candidate("flash-linear-attention", load),),
+        sample,
+        f"{python} -m pip install flash-linear-attention",
+    )
+
+
+def _convolution(config: Any, python: str) -> Role:
+    channels = (
+        2 * config.linear_num_key_heads * config.linear_key_head_dim
+        + config.linear_num_value_heads * config.linear_value_head_dim
+    )
+    width = config.linear_conv_kernel_dim
+
+    def sample(row: Layout, draw: Draw) -> tuple[Any, ...]:
+        return draw(_length(row), channels), draw(channels, width), row
+
+    def island(x: Tensor, weight: Tensor, row: Layout) -> Tensor:
+        return causal_convolution(x, weight, row.positions)
+
+    def load_island() -> tuple[Call, Callable[..., Any]]:
+        compiled = torch.compile(causal_convolution, dynamic=False, fullgraph=True)
+        return lambda x, weight, row: compiled(x, weight, row.positions), causal_convolution
+
+    def load_fla() -> tuple[Call, Callable[..., Any]]:
+        from fla.modules.causal_conv1d import causal_conv1d
+
+        def convolve(x: Tensor, weight: Tensor, row: Layout) -> Tensor:
+            borders = {"cu_seqlens": row.cu_seqlens, "chunk_indices": row.chunk_indices}
+            return causal_conv1d(x[None], weight, activation="silu", **borders)[0][0]
+
+        return convolve, causal_conv1d
+
+    def load_package() -> tuple[Call, Callable[..., Any]]:
+        from causal_conv1d import causal_conv1d_fn
+
+        def convolve(x: Tensor, weight: Tensor, row: Layout) -> Tensor:
+            return causal_conv1d_fn(x.t()[None], weight, seq_idx=row.seq_idx, activation="silu")[0].t()
+
+        return convolve, causal_conv1d_fn
+
+    return Role(
+        "convolution",
+        document_convolution,
+        island,
+        causal_convolution,
+        (
+            Candidate("torch", load_island, tuned=False),
+            Candidate("flash-linear-attention", load_fla),
+            Candidate("causal-conv1d", load_package),
+        ),
+        sample,
+        f"{python} -m pip install flash-linear-attention",
+    )
+
+
+def document_convolution(x: Tensor, weight: Tensor, row: Layout) -> Tensor:
+    """Depthwise causal convolution, then SiLU, document by document: x [T, D], weight [D, W] -> [T, D]."""
+    outputs = []
+    for part in x.split([length for length in row.lengths if length]):
+        padded = F.pad(part.t()[None], (weight.shape[1] - 1, 0))
+        outputs.append(F.silu(F.conv1d(padded, weight[:, None], groups=len(weight)))[0].t())
+    return torch.cat(outputs)
+
+
+def _length(row: Layout) -> int:
+    return sum(row.lengths)
