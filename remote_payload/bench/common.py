@@ -1,4 +1,4 @@
-"""What every benchmark shares, so that figures of different pages compare: clock, ceiling, profile, tables."""
+"""What every benchmark shares, so that their figures compare: clock, ceiling, profile, tables."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_the_self_check_names_the_layer_in_which_documents_leak(loaded, monkeypa
     target, _ = loaded
 
     def leaky(self: Target, row):  # what a target that ignores document borders computes
-        return self._features(row.ids)
+        return self._features(row.ids, [len(row.ids)])
 
     monkeypatch.setattr(Target, "features", leaky)
     with pytest.raises(Refusal, match=r"packed documents change each other: layer 0 deviates by"):

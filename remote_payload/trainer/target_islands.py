@@ -1,0 +1,183 @@
+"""The element-wise work between the target's matrix products, fused: where an eager forward loses a quarter.
+
+Plain functions over whole rows, [T, …], compiled once each at the row's fixed shape and shared by every layer
+and thread; the same functions run eagerly at any other shape. Compiling a layer whole gains nothing and takes
+minutes (measured on an H200: more than 100 s for 64 layers).
+
+`eight_bit` makes an island end in the scaled 8-bit form that the next product wants.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trainer import fp8
+
+Activation = Tensor | fp8.Scaled
+
+
+def add_norm(
+    hidden: Tensor, delta: Tensor, weight: Tensor, eps: float, centred: bool, eight_bit: bool
+) -> tuple[Tensor, Activation]:
+    """(hidden + delta, its RMS norm): the residual sum costs no pass of its own."""
+    total = hidden + delta
+    return total, _ready(_normed(total, weight, eps, centred), eight_bit)
+
+
+def norm(hidden: Tensor, weight: Tensor, eps: float, centred: bool, eight_bit: bool) -> Activation:
+    return _ready(_normed(hidden, weight, eps, centred), eight_bit)
+
+
+def attention_inputs(
+    projected: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    centred: bool,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    gated: bool,
+) -> tuple[Tensor, Tensor]:
+    """Query [T, heads, D] and key [T, kv heads, D], normalised and rotated.
+
+    projected [T, …] holds queries (each followed by its gate if `gated`), then keys, then values; cos, sin
+    [T, R] rotate the first R of the D dimensions.
+    """
+    width = head_dim * (2 if gated else 1)
+    query = projected[:, : heads * width].unflatten(1, (heads, width))[..., :head_dim]
+    key = projected[:, heads * width :][:, : kv_heads * head_dim].unflatten(1, (kv_heads, head_dim))
+    if q_norm is not None and k_norm is not None:
+        query, key = _normed(query, q_norm, eps, centred), _normed(key, k_norm, eps, centred)
+    return _rotated(query, cos, sin), _rotated(key, cos, sin)
+
+
+def gate_output(seen: Tensor, projected: Tensor, gated: bool, eight_bit: bool) -> Activation:
+    """Attention's output [T, heads, D] times the sigmoid of the gates in `projected` -> [T, heads x D]."""
+    if gated:
+        heads, head_dim = seen.shape[1:]
+        gate = projected[:, : 2 * heads * head_dim].unflatten(1, (heads, 2 * head_dim))[..., head_dim:]
+        seen = seen * torch.sigmoid(gate)
+    return _ready(seen.flatten(1), eight_bit)
+
+
+def delta_inputs(
+    projected: Tensor,
+    convolution: Tensor,
+    positions: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    key_heads: int,
+    key_dim: int,
+    value_heads: int,
+    value_dim: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What the gated delta rule takes: query and key [T, key heads, D] of norm 1, value [T, value heads, E],
+    log decay fp32 and beta [T, value heads].
+
+    projected [T, …] holds query, key, value, the output gate z, b, a. The causal convolution, [channels,
+    taps], starts anew where `positions` does, so no kernel has to be told the borders; its SiLU, the split
+    and the normalisation cost no pass of their own.
+    """
+    keys, values = key_heads * key_dim, value_heads * value_dim
+    query, key, value = (
+        causal_convolution(projected[:, first : first + size], convolution[first : first + size], positions)
+        for first, size in ((0, keys), (keys, keys), (2 * keys, values))
+    )
+    gates = 2 * keys + 2 * values
+    b, a = projected[:, gates:].split(value_heads, dim=1)
+    decay = -a_log.float().exp() * F.softplus(a.float() + dt_bias.float())
+    return (
+        _unit(query.unflatten(1, (key_heads, key_dim))),
+        _unit(key.unflatten(1, (key_heads, key_dim))),
+        value.unflatten(1, (value_heads, value_dim)),
+        decay,
+        b.sigmoid(),
+    )
+
+
+def delta_output(
+    read: Tensor, projected: Tensor, weight: Tensor, eps: float, first: int, eight_bit: bool
+) -> Activation:
+    """The delta rule's output [T, value heads, E], normalised per head, times SiLU of the gate z that begins
+    at column `first` of `projected` -> [T, value heads x E]."""
+    gate = projected[:, first : first + read[0].numel()].unflatten(1, read.shape[1:])
+    normed = _normed(read, weight, eps, centred=False)
+    return _ready((normed * F.silu(gate.float())).to(read.dtype).flatten(1), eight_bit)
+
+
+def swiglu(projected: Tensor, eight_bit: bool) -> Activation:
+    """[T, 2 I], gate then up -> [T, I]."""
+    gate, up = projected.chunk(2, dim=1)
+    return _ready(F.silu(gate) * up, eight_bit)
+
+
+def causal_convolution(x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
+    """Depthwise, then SiLU: x [T, C], weight [C, taps] -> [T, C]. A tap that would reach into the document
+    before, where `positions` int64 [T] restarts, counts as zero."""
+    taps = weight.shape[1]
+    total = x.float() * weight[:, -1].float()
+    for back in range(1, taps):
+        earlier = F.pad(x, (0, 0, back, 0))[: x.shape[0]]
+        inside = (positions >= back)[:, None]
+        total = total + torch.where(inside, earlier.float() * weight[:, taps - 1 - back].float(), 0.0)
+    return F.silu(total).to(x.dtype)
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float, centred: bool) -> Tensor:
+    """RMS norm over the last dim in fp32. `centred` weights are stored less one and applied before rounding
+    (Gemma, Qwen3.5); others after it (Llama)."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (wide * (1.0 + weight.float())).to(x.dtype) if centred else weight * wide.to(x.dtype)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    turning, still = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    left, right = turning.chunk(2, dim=-1)
+    turned = turning * cos[:, None] + torch.cat([-right, left], dim=-1) * sin[:, None]
+    return torch.cat([turned, still], dim=-1)
+
+
+def _unit(x: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def _ready(x: Tensor, eight_bit: bool) -> Activation:
+    return fp8.scaled(x) if eight_bit else x
+
+
+@dataclass(frozen=True)
+class Islands:
+    """One set: eager, or compiled."""
+
+    add_norm: Callable[..., tuple[Tensor, Activation]] = add_norm
+    norm: Callable[..., Activation] = norm
+    attention_inputs: Callable[..., tuple[Tensor, Tensor]] = attention_inputs
+    gate_output: Callable[..., Activation] = gate_output
+    delta_inputs: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = delta_inputs
+    delta_output: Callable[..., Activation] = delta_output
+    swiglu: Callable[..., Activation] = swiglu
+
+
+EAGER = Islands()
+
+
+@functools.cache
+def compiled() -> Islands:
+    """One set for all layers, threads and devices (a graph per device): weights are arguments."""
+    return Islands(
+        **{
+            field.name: torch.compile(getattr(EAGER, field.name), dynamic=False, fullgraph=True)
+            for field in fields(Islands)
+        }
+    )
