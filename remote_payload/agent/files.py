@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import time
 from typing import Any
 
 TRACEBACK_WINDOW = 64 * 1024  # bytes of log looked at for a traceback
@@ -44,6 +45,20 @@ def size_words(count: float) -> str:
         return f"{count:.0f} B"
     power = min(3, int(math.log(count, 1024)))
     return f"{count / 1024**power:.1f} {'KMG'[power - 1]}iB"
+
+
+def tree_bytes(path: str, limit_s: float = math.inf) -> tuple[int, bool]:
+    """The sizes of the files below a folder, links not followed; False when `limit_s` did not suffice."""
+    total, ends = 0, time.monotonic() + limit_s
+    for base, _, names in os.walk(path):
+        if time.monotonic() > ends:
+            return total, False
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(base, name)).st_size
+            except OSError:
+                continue
+    return total, True
 
 
 def remove_quietly(path: str) -> None:

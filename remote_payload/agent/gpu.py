@@ -11,7 +11,7 @@ import os
 import select
 import subprocess
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 from agent import procs
 from agent.files import number, read_json, remove_quietly, write_json
@@ -31,41 +31,51 @@ FIELDS = {
 _TEXT = ("name", "driver")
 _FLOAT = ("power_w", "power_limit_w")
 DEVICES = "/dev/nvidia"
+TABLE = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+
+
+class Reply(NamedTuple):
+    """`status` is `ok` (with `text`, the output), `absent`, `timeout` or `error` (`detail` says why)."""
+
+    status: str
+    detail: str
+    text: str = ""
 
 
 class Query(NamedTuple):
     """A question in flight: the child, or the answer that was already known."""
 
+    program: str
     child: subprocess.Popen[bytes] | None
-    known: dict[str, Any] | None
+    known: Reply | None
     deadline: float
     mark: str
 
 
-def ask(run_root: str, deadline_s: float) -> Query:
-    """Start `nvidia-smi` and return at once, so that other looks go on beside it."""
-    deadline = time.monotonic() + deadline_s
-    mark = os.path.join(run_root, "nvidia-smi.json")
-    hanging = _hanging(mark)
+def ask(run_root: str, deadline_s: float, argv: Sequence[str] = TABLE) -> Query:
+    """Start a program that talks to the driver and return at once, so that other looks go on beside it."""
+    program, deadline = argv[0], time.monotonic() + deadline_s
+    mark = os.path.join(run_root, f"{program}.json")
+    hanging = _hanging(program, mark)
     if hanging:
-        return Query(None, _answer("timeout", hanging), deadline, mark)
+        return Query(program, None, Reply("timeout", hanging), deadline, mark)
     try:
         child = subprocess.Popen(
-            ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"],
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     except OSError:
-        return Query(None, _without_program(), deadline, mark)
-    return Query(child, None, deadline, mark)
+        return Query(program, None, _without_program(program), deadline, mark)
+    return Query(program, child, None, deadline, mark)
 
 
-def answer(query: Query) -> dict[str, Any]:
-    """`{status, detail, rows[]}`; past the deadline the child is killed, remembered, and not waited for."""
+def reply(query: Query) -> Reply:
+    """What it said; past the deadline the child is killed, remembered, and not waited for."""
     if query.known is not None or query.child is None:
-        return query.known or _answer("absent", "")
+        return query.known or Reply("absent", "")
     child = query.child
     assert child.stdout is not None
     output = b""
@@ -84,22 +94,25 @@ def answer(query: Query) -> dict[str, Any]:
     text = output.decode("utf-8", "replace")
     if status != 0:
         said = " ".join(text.split())[:200] or "it said nothing"
-        return _answer("error", f"nvidia-smi ended with {status}: {said}")
-    return _answer("ok", "", [_row(line) for line in text.splitlines() if line.strip()])
+        return Reply("error", f"{query.program} ended with {status}: {said}")
+    return Reply("ok", "", text)
+
+
+def answer(query: Query) -> dict[str, Any]:
+    """`{status, detail, rows[]}` of a query for TABLE."""
+    said = reply(query)
+    rows = [_row(line) for line in said.text.splitlines() if line.strip()]
+    return {"status": said.status, "detail": said.detail, "rows": rows}
 
 
 def query(run_root: str, deadline_s: float = 5.0) -> dict[str, Any]:
     return answer(ask(run_root, deadline_s))
 
 
-def _answer(status: str, detail: str, rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    return {"status": status, "detail": detail, "rows": rows or []}
-
-
-def _without_program() -> dict[str, Any]:
+def _without_program(program: str) -> Reply:
     if glob.glob(DEVICES + "[0-9]*"):
-        return _answer("error", f"{DEVICES}* is here, but nvidia-smi is not installed")
-    return _answer("absent", "no NVIDIA GPU in this container")
+        return Reply("error", f"{DEVICES}* is here, but {program} is not installed")
+    return Reply("absent", "no NVIDIA GPU in this container")
 
 
 def _row(line: str) -> dict[str, Any]:
@@ -115,7 +128,7 @@ def _row(line: str) -> dict[str, Any]:
     return row
 
 
-def _give_up(query: Query, child: subprocess.Popen[bytes]) -> dict[str, Any]:
+def _give_up(query: Query, child: subprocess.Popen[bytes]) -> Reply:
     proc = procs.look(child.pid)
     child.kill()
     if proc:
@@ -123,11 +136,11 @@ def _give_up(query: Query, child: subprocess.Popen[bytes]) -> dict[str, Any]:
             write_json(query.mark, {"pid": proc.pid, "start": proc.start, "since": time.time()})
         except OSError:
             pass  # without the note a later look starts another: no reason to fail this one
-    return _answer("timeout", "nvidia-smi did not answer in time")
+    return Reply("timeout", f"{query.program} did not answer in time")
 
 
-def _hanging(mark: str) -> str:
-    """Words about an earlier nvidia-smi of ours that cannot die (state D), or an empty text."""
+def _hanging(program: str, mark: str) -> str:
+    """Words about an earlier child of ours that cannot die (state D), or an empty text."""
     noted = read_json(mark)
     if noted is None:
         return ""
@@ -136,4 +149,4 @@ def _hanging(mark: str) -> str:
         remove_quietly(mark)
         return ""
     age = int(time.time() - (number(noted, "since") or 0))
-    return f"nvidia-smi hangs in the driver for {age} s (pid {proc.pid}, state {proc.state})"
+    return f"{program} hangs in the driver for {age} s (pid {proc.pid}, state {proc.state})"

@@ -23,6 +23,23 @@ for name in sys.argv[1:]:
         found[name] = None
 print(json.dumps(found))
 """
+# torch/version.py alone: importing torch takes seconds, and fails where CUDA's libraries are missing
+_TORCH_BUILD = """
+import importlib.util, json, pathlib, runpy
+spec = importlib.util.find_spec("torch")
+place = spec and pathlib.Path(spec.origin).with_name("version.py")
+built = runpy.run_path(str(place)) if place else {}
+print(json.dumps({"cuda": built.get("cuda"), "hip": built.get("hip")}))
+"""
+_PACKAGES = """
+import importlib.metadata as metadata, json
+found = {}
+for each in metadata.distributions():
+    name = each.metadata["Name"]
+    if name:
+        found.setdefault(name.lower().replace("_", "-"), each.version)
+print(json.dumps(found))
+"""
 
 
 def find_python(given: str | None) -> str:
@@ -35,9 +52,15 @@ def find_python(given: str | None) -> str:
     return os.path.abspath(path)  # not realpath: a venv's python is a link that must stay one
 
 
-def run_python(python: str, argv: list[str], cwd: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run the interpreter on `argv`; refuses when it cannot start or hangs. Imports leave no byte code."""
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+def run_python(
+    python: str, argv: list[str], cwd: str, timeout_s: float, more: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter on `argv`; refuses when it cannot start or hangs. Imports leave no byte code.
+
+    `more` joins its environment.
+    """
+    fixed = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, **fixed, **(more or {})}
     try:
         return subprocess.run(
             [python, *argv],
@@ -77,7 +100,16 @@ def import_check(python: str, folder: str) -> str:
 
 def versions(python: str) -> Json:
     """Installed versions of what decides a compile cache, read from metadata: torch is not imported."""
-    done = run_python(python, ["-I", "-c", _VERSIONS, *_DISTRIBUTIONS], "/", 30)
+    return _told(python, ["-I", "-c", _VERSIONS, *_DISTRIBUTIONS])
+
+
+def torch_build(python: str) -> Json:
+    """`{cuda, hip}`: what the installed torch was built for, such as "13.0"; null for the CPU."""
+    return _told(python, ["-I", "-c", _TORCH_BUILD])
+
+
+def _told(python: str, argv: list[str]) -> Json:
+    done = run_python(python, argv, "/", 30)
     try:
         found: Json = json.loads(done.stdout)
         return found
@@ -85,8 +117,19 @@ def versions(python: str) -> Json:
         raise Refusal("no-python", f"{python} cannot tell its versions: {_last_line(done.stderr)}") from None
 
 
+def packages(python: str) -> Json:
+    """Every installed distribution and its version; empty when the interpreter cannot tell."""
+    done = run_python(python, ["-I", "-c", _PACKAGES], "/", 60)
+    try:
+        found: Json = json.loads(_last_line(done.stdout))
+    except ValueError:
+        return {}
+    return dict(sorted(found.items()))
+
+
 def describe_recipe(python: str, release_dir: str, recipe: str, overrides: Any) -> Json:
-    """What `trainer.describe` says of a recipe: `name config_hash model steps checkpoint_bytes budget`."""
+    """What `trainer.describe` says of a recipe: `name config_hash model steps checkpoint_bytes budget
+    values`."""
     argv = ["-m", "trainer.describe", recipe, "--overrides", json.dumps(overrides)]
     done = run_python(python, argv, release_dir, 60)
     try:

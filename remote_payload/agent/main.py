@@ -20,7 +20,12 @@ VERBS = {
     "restart": "agent.restart",
     "read": "agent.read",
     "exec": "agent.execute",
+    "doctor": "agent.doctor",
     "fetch": "agent.fetch",
+    "runs": "agent.history",
+    "prune": "agent.prune",
+    "pin": "agent.pin",
+    "rollback": "agent.rollback",
 }
 
 

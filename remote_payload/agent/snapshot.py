@@ -9,7 +9,7 @@ from typing import Any
 
 from agent import gpu, lock, procs, releases, runs, shapes, tmux
 from agent.call import Args, Call, Roots
-from agent.files import last_traceback, number, read_json, tail_lines, tail_objects
+from agent.files import last_traceback, number, read_json, tail_lines, tail_objects, tree_bytes
 
 ARGS: Args = {
     "run": (str, None, "run id; without it the newest"),
@@ -41,7 +41,7 @@ def run(call: Call) -> dict[str, Any]:
         },
         "run": _run(roots, chosen, marked, args) if chosen else None,
         "runs": [_brief(roots, each, marked) for each in all_ids[:RECENT_RUNS]],
-        "disks": _disks([roots.opt, roots.lib, roots.cache, roots.run]),
+        "disks": disks(roots),
         "shm": disk("/dev/shm"),
         "lock": lock.owner(roots.run),
     }
@@ -77,10 +77,10 @@ def disk(path: str) -> dict[str, Any] | None:
     }
 
 
-def _disks(paths: list[str]) -> list[dict[str, Any]]:
-    """One row a file system, under the first path that lies on it."""
+def disks(roots: Roots) -> list[dict[str, Any]]:
+    """One row a file system that pctrun uses, under the first root that lies on it."""
     rows: dict[int, dict[str, Any]] = {}
-    for path in paths:
+    for path in roots:
         row = disk(path)
         if row:
             rows.setdefault(os.stat(row["path"]).st_dev, row)
@@ -106,16 +106,17 @@ def _run(
         "stop": read("stop.json", shapes.STOP),
         "metrics": [line for line in metrics if line.get("step") is not None],
         "checkpoints": [
-            {"step": each.step, "path": each.path, "bytes": _bytes(each.path), "at": each.at}
+            {"step": each.step, "path": each.path, "bytes": tree_bytes(each.path)[0], "at": each.at}
             for each in runs.checkpoints(path)
         ],
-        "processes": _processes(marked.get(path, []), state),
+        "processes": processes(marked.get(path, []), state),
         "log": _log(os.path.join(path, "train.log"), args["log_lines"]),
         "tmux": tmux.has_session(roots.run, run_id),
     }
 
 
-def _processes(found: list[procs.Proc], state: dict[str, Any] | None) -> list[dict[str, Any]]:
+def processes(found: list[procs.Proc], state: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A run's processes with their roles: `{pid, role, state, rss_bytes, threads}`."""
     known = procs.roles(found, state)
     named = {known.supervisor: "supervisor", known.trainer: "trainer"}
     return [
@@ -142,17 +143,6 @@ def _log(path: str, lines: int) -> dict[str, Any] | None:
         "tail": [line[:LINE_CHARS] for line in tail_lines(path, lines)],
         "traceback": last_traceback(path),
     }
-
-
-def _bytes(path: str) -> int:
-    total = 0
-    for base, _, files in os.walk(path):
-        for name in files:
-            try:
-                total += os.lstat(os.path.join(base, name)).st_size
-            except OSError:
-                continue
-    return total
 
 
 def _brief(roots: Roots, run_id: str, marked: dict[str, list[procs.Proc]]) -> dict[str, Any]:
