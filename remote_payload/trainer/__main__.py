@@ -73,12 +73,17 @@ def _order(args: argparse.Namespace) -> dict[str, Any]:
 def _train(recipe: Any, release_dir: Path, run_dir: Path, resume: Path | None, stop: threading.Event) -> int:
     from trainer.record import RunRecord  # the first state appears before torch has been imported
 
+    place_in_world = _place_in_world()
+    if place_in_world[0] > 0:  # process 0 keeps the run's record, the others their own below it
+        run_dir /= f"process-{place_in_world[0]}"
     run_dir.mkdir(parents=True, exist_ok=True)
     record = RunRecord(run_dir, recipe.train.steps)
     try:
         from trainer.session import Session
 
-        phase = Session(recipe, release_dir, record, stop).run(resume)
+        session = Session(recipe, release_dir, record, stop, place_in_world)
+        phase = session.run(resume)
+        session.close()
         record.phase(phase)
         print(f"· {phase}", flush=True)
         return 0
@@ -92,6 +97,14 @@ def _train(recipe: Any, release_dir: Path, run_dir: Path, resume: Path | None, s
         return 1
     finally:
         record.close()
+
+
+def _place_in_world() -> tuple[int, int]:
+    """(rank, number of processes) as torchrun says, (0, 1) without it."""
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if size != int(os.environ.get("LOCAL_WORLD_SIZE", size)):
+        raise Refusal("torchrun over several machines is not supported: start all processes on one")
+    return rank, size
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,13 @@ from trainer.recipe_file import build, parse_overrides, read_tree
 @dataclass(frozen=True)
 class TargetConfig:
     """The frozen language model. `layer_ids` None: the paper's formula with `taps` layers (see
-    geometry.py)."""
+    geometry.py). `precision` None: products in `dtype`; fp8: scaled 8-bit ones."""
 
     model: str
     taps: int = 5
     layer_ids: tuple[int, ...] | None = None
     dtype: str = "auto"
+    precision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,18 +59,24 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The step. `anchors` blocks a row, `gamma` as in the paper (7 for block 16, 5 for 10, 4 for 8)."""
+    """The step. `rows_per_step` rows each, whatever the number of drafters; None: as many as the recipe names
+    drafters. `anchors` blocks a row, shared out over its documents, at most `anchors_per_document` each;
+    `gamma` as in the paper (7 for block 16, 5 for 10, 4 for 8); `activation_checkpointing` trades a
+    third more work for memory."""
 
     steps: int
+    rows_per_step: int | None = None
     lr: float = 6e-4
     warmup_share: float = 0.04
     weight_decay: float = 0.0
     clip: float = 1.0
     seed: int = 0
     anchors: int = 512
+    anchors_per_document: int | None = None
     gamma: float = 7.0
     beta2: float = 0.999
     loss_chunk_blocks: int = 128
+    activation_checkpointing: bool = False
     checkpoint_every: int = 500
     keep_checkpoints: int = 2
     eval_every: int = 500
@@ -77,14 +85,28 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class TopologyConfig:
-    """`devices` names the targets' devices first, then the drafters'; None: all on the CPU, or spread over
-    the GPUs."""
+    """Where a run computes; nothing of it changes what is learnt. `split` is T:D (targets:drafters), or auto:
+    what the arithmetic of both sides suggests for the devices there are (topology.py); `targets` and
+    `drafters` say the same apart. `devices` names the targets' devices first, then the drafters'; None: the
+    GPUs in turn, without any the CPU."""
 
-    targets: int = 1
-    drafters: int = 1
+    split: str = "auto"
+    targets: int | None = None
+    drafters: int | None = None
     devices: tuple[str, ...] | None = None
     queue_rows: int = 2
     cpu_threads: int = 1
+
+    @property
+    def named(self) -> tuple[int, int] | None:
+        """(targets, drafters) as the recipe says, or None where the machine decides."""
+        if self.targets or self.drafters:
+            return self.targets or 1, self.drafters or 1
+        numbers = _SPLIT.fullmatch(self.split)
+        return (int(numbers[1]), int(numbers[2])) if numbers else None
+
+
+_SPLIT = re.compile(r"([1-9][0-9]*):([1-9][0-9]*)")
 
 
 @dataclass(frozen=True)
@@ -97,10 +119,16 @@ class Recipe:
     topology: TopologyConfig = field(default_factory=TopologyConfig)
     compile: str = "auto"
 
+    @property
+    def rows_per_step(self) -> int:
+        """Rows in one optimizer step; it never depends on the machine."""
+        named = self.topology.named
+        return self.train.rows_per_step or (named[1] if named else 1)
+
 
 # What may differ between a run and the run that continues it: these change cadence and speed, never the
-# trajectory. `train.steps` is in the hash because the cosine ends there; `topology.drafters` because a step
-# is that many rows.
+# trajectory. `train.steps` is in the hash because the cosine ends there; of the topology only the rows that
+# its drafters make of a step, where train.rows_per_step leaves it to them.
 _OUTSIDE_THE_HASH = {
     ("name",),
     ("compile",),
@@ -109,10 +137,8 @@ _OUTSIDE_THE_HASH = {
     ("train", "eval_every"),
     ("train", "eval_documents"),
     ("train", "loss_chunk_blocks"),
-    ("topology", "targets"),
-    ("topology", "devices"),
-    ("topology", "queue_rows"),
-    ("topology", "cpu_threads"),
+    ("train", "activation_checkpointing"),
+    ("topology",),
 }
 
 
@@ -126,7 +152,9 @@ def config_hash(recipe: Recipe) -> str:
             if (*path, key) not in _OUTSIDE_THE_HASH
         }
 
-    text = json.dumps(keep(dataclasses.asdict(recipe)), sort_keys=True)
+    kept = keep(dataclasses.asdict(recipe))
+    kept["train"]["rows_per_step"] = recipe.rows_per_step
+    text = json.dumps(kept, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -173,7 +201,8 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         ("target", recipe.target, ()),
     ):
         for key, value in dataclasses.asdict(values).items():
-            if isinstance(value, int | float) and (value < 0 or (value == 0 and key not in zero_allowed)):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and (value < 0 or (value == 0 and key not in zero_allowed)):
                 yield (
                     f"{section}.{key}",
                     f"is {value}: it must be {'0 or more' if key in zero_allowed else 'above 0'}",
@@ -182,6 +211,8 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "compile", f"is {recipe.compile!r}: choose auto, on or off"
     if recipe.target.dtype not in ("auto", "float32", "bfloat16"):
         yield "target.dtype", f"is {recipe.target.dtype!r}: choose auto, float32 or bfloat16"
+    if recipe.target.precision not in (None, "bf16", "fp8"):
+        yield "target.precision", f"is {recipe.target.precision!r}: choose bf16 or fp8, or leave it out"
     if drafter.init not in ("random", "target"):
         yield "drafter.init", f"is {drafter.init!r}: choose random or target (its last layers)"
     if drafter.block_size < 2:
@@ -215,9 +246,19 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         )
     if train.warmup_share > 1:
         yield "train.warmup_share", f"is {train.warmup_share}: it is a share of the steps, at most 1"
-    wanted = topology.targets + topology.drafters
-    if topology.devices is not None and len(topology.devices) != wanted:
+    yield from _topology_problems(topology)
+
+
+def _topology_problems(topology: TopologyConfig) -> Iterator[tuple[str, str]]:
+    if topology.split != "auto" and _SPLIT.fullmatch(topology.split) is None:
+        yield "topology.split", f"is {topology.split!r}: write targets:drafters such as 5:3, or auto"
+    elif topology.split != "auto" and (topology.targets or topology.drafters):
+        yield "topology.split", "stands beside topology.targets or topology.drafters: keep one way to say it"
+    named, devices = topology.named, topology.devices
+    if devices is not None and named is None:
+        yield "topology.devices", "needs topology.split: write how many of them are targets, e.g. 5:3"
+    elif devices is not None and named is not None and len(devices) % sum(named):
         yield (
             "topology.devices",
-            f"names {len(topology.devices)} devices: name {wanted}, targets first, then drafters",
+            f"names {len(devices)} devices: name {sum(named)}, targets first, then drafters",
         )

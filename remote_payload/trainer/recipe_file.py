@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from dataclasses import dataclass
@@ -13,6 +14,19 @@ from typing import Any
 import yaml
 
 from trainer.errors import Refusal
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 without its base-60 numbers, which make 303 out of the topology 5:3."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:int"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"[-+]?[0-9][0-9_]*\Z"), list("-+0123456789")
+)
 
 
 @dataclass
@@ -45,7 +59,7 @@ class Tree:
 
 def read_tree(path: Path) -> Tree:
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise Refusal(f"{path}: cannot be read ({error.strerror})") from None
     except yaml.MarkedYAMLError as error:
@@ -73,7 +87,7 @@ def _mapping(node: yaml.MappingNode, prefix: str, path: Path, lines: dict[str, s
 
 
 def _plain(node: yaml.Node) -> Any:
-    return yaml.SafeLoader("").construct_object(node, deep=True)
+    return _Loader("").construct_object(node, deep=True)
 
 
 def parse_overrides(overrides: object) -> dict[str, Any]:
@@ -96,7 +110,7 @@ def parse_overrides(overrides: object) -> dict[str, Any]:
 
 def _scalar(key: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError:
         raise Refusal(f"override {key}={text}: the value is not a YAML scalar") from None
 
@@ -143,6 +157,9 @@ def _convert(value: Any, hint: Any, key: str, tree: Tree) -> Any:
             return "on" if value else "off"
         if isinstance(value, str):
             return value
+    elif hint is bool:
+        if isinstance(value, bool):
+            return value
     elif hint is int:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -154,5 +171,5 @@ def _convert(value: Any, hint: Any, key: str, tree: Tree) -> Any:
                 return float(value)
             except ValueError:
                 pass
-    kind = {int: "a whole number", float: "a number", str: "text"}.get(hint, "a list")
+    kind = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(hint, "a list")
     raise Refusal(f"{tree.where(key)}: {key} is {value!r}: it must be {kind}")

@@ -42,6 +42,7 @@ class RunRecord:
             "tau": None,
             "last_checkpoint": None,
             "topology": None,
+            "pipeline": None,
             "kernels": {},
             "notes": [],
         }

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trainer import acceptance, checkpoint, fx_threads, islands, report
+from trainer import acceptance, balance, checkpoint, fx_threads, islands, report, world
 from trainer.compile_watch import CompileWatch
 from trainer.config import Recipe, config_hash
 from trainer.data import Corpus, Document, RowOrder, load_corpus, load_tokenizer
@@ -32,10 +32,21 @@ class Stopped(Exception):
 
 
 class Session:
-    """What a run holds while it lives. `stop` may be set by a signal at any time."""
+    """What a run holds while it lives. `stop` may be set by a signal at any time. `place_in_world`: rank and
+    number of the processes that take the run's steps together; only the first saves, evaluates, exports."""
 
-    def __init__(self, recipe: Recipe, release_dir: Path, record: RunRecord, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        release_dir: Path,
+        record: RunRecord,
+        stop: threading.Event,
+        place_in_world: tuple[int, int] = (0, 1),
+    ) -> None:
         self.recipe, self.release_dir, self.record, self.stop = recipe, release_dir, record, stop
+        self.geometry: DrafterGeometry = resolve(recipe)
+        self.devices: Devices = place(recipe, self.geometry, *place_in_world)
+        self.world = world.join(*place_in_world, self.devices.drafters[0])
         self.watch = CompileWatch()
         self._compiles_before = 0
         self._steady: deque[StepResult] = deque(maxlen=50)
@@ -48,6 +59,8 @@ class Session:
             self._prepare(resume)
         except Stopped:
             return "stopped"
+        if self.world.any(self.stop.is_set()):
+            return "stopped"
         if self.start_step < self.recipe.train.steps:
             self.record.phase("training")
             print(report.HEADER, flush=True)
@@ -59,15 +72,21 @@ class Session:
                 start_step=self.start_step,
                 stop=self.stop,
                 on_step=self._on_step,
+                stands_still=self._stands_still,
+                world=self.world,
             )
             pipeline.run(self._announce_stop)
         if self._steps_done < self.recipe.train.steps:
             return "stopped"
-        self._finish()
+        if self.world.leads:
+            self._finish()
         return "finished"
 
+    def close(self) -> None:
+        self.world.close()
+
     def _stage(self, detail: str, phase: str = "starting") -> None:
-        if self.stop.is_set():
+        if self.stop.is_set() and self.world.size == 1:  # several processes agree on it before the first step
             raise Stopped
         self.record.phase(phase, detail)
         print(f"· {detail}", flush=True)
@@ -79,8 +98,6 @@ class Session:
         fx_threads.set_dynamo_limits()
         self.watch.start()
         self.record.watch_compiles(self.watch.snapshot)
-        self.devices: Devices = place(recipe)
-        self.geometry: DrafterGeometry = resolve(recipe)
         self.record.progress(topology=str(self.devices), kernels={"fx_threads": tracing})
 
         self._stage(f"reading conversations {recipe.data.train}")
@@ -101,7 +118,7 @@ class Session:
         self._stage(f"loading target {recipe.target.model}")
         self.targets, heads = self._load_targets()
         self._stage("proving that packed documents do not change each other")
-        for target in self.targets:
+        for target in dict.fromkeys(self.targets):
             target.check_packing(self.train.documents, recipe.data.budget)
 
         millions = self.geometry.parameter_count() / 1e6
@@ -149,18 +166,22 @@ class Session:
         return [loaded[d][0] for d in self.devices.targets], [heads[d] for d in self.devices.drafters]
 
     def _warm_up(self, tracing: dict[str, Any]) -> None:
-        """Compile for each drafter in turn, before any thread runs: compiles are serial anyway, and racing
-        them is how tracing state leaks."""
+        """Compile and tune for each device in turn, before any thread runs: compiles are serial anyway, and
+        racing them is how tracing state leaks."""
         device = self.devices.drafters[0]
         wanted, reason = _compile_decision(self.recipe.compile, device)
         if wanted:
             fx_threads.forbid_dense_flex()
             compiled = islands.compiled(device)
-            row = self.order.row(0)
-            for replica in self.replicas:
-                self._stage(f"compiling for drafter {replica.rank} on {replica.device}", "warming-up")
-                replica.drafter.islands = compiled
-                replica.warm_up(row)
+            row = self.order.row(self.start_step * self.recipe.rows_per_step)
+            targets = dict.fromkeys(self.targets) if device.type == "cuda" else {}  # eager on the CPU
+            parts: list[Target | Replica] = [*targets, *self.replicas]
+            for number, part in enumerate(parts, 1):
+                role = "target" if isinstance(part, Target) else f"drafter {part.rank}"
+                self._stage(f"{number} of {len(parts)}: {role} on {part.device}", "warming-up")
+                if isinstance(part, Replica):
+                    part.drafter.islands = compiled
+                part.warm_up(row)
             seen = self.watch.snapshot()
             print(f"  {seen['count']} compile(s) in {seen['seconds']:.1f} s", flush=True)
         else:
@@ -175,6 +196,13 @@ class Session:
             }
         )
         self._compiles_before = self.watch.snapshot()["count"]
+
+    def _stands_still(self, steps_done: int) -> bool:
+        """Whether the weights after this step are to be saved or evaluated."""
+        train = self.recipe.train
+        return self.world.leads and any(
+            _due(steps_done, every) for every in (train.checkpoint_every, train.eval_every)
+        )
 
     def _announce_stop(self) -> None:
         if self.stop.is_set() and not self._stop_announced:
@@ -200,14 +228,18 @@ class Session:
             else None
         )
         self.record.progress(
-            step=result.steps_done, loss=round(result.loss, 5), step_time_s=step_time, tokens_per_s=rate
+            step=result.steps_done,
+            loss=round(result.loss, 5),
+            step_time_s=step_time,
+            tokens_per_s=rate,
+            pipeline=self._balance(result) if self._steady else None,
         )
         print(report.step_line(result, train.steps, rate, step_time), flush=True)
         if _due(result.steps_done, report.HEADER_EVERY) and not result.last:
             print(report.HEADER, flush=True)
-        if _due(result.steps_done, train.checkpoint_every) or result.last:
+        if self.world.leads and (_due(result.steps_done, train.checkpoint_every) or result.last):
             self._checkpoint(result.steps_done)
-        evaluated = _due(result.steps_done, train.eval_every) and not result.last
+        evaluated = self.world.leads and _due(result.steps_done, train.eval_every) and not result.last
         if evaluated:
             self._evaluate()
         self.record.metric(
@@ -225,6 +257,11 @@ class Session:
         )
         if not result.last:
             self.record.phase("training")
+
+    def _balance(self, result: StepResult) -> dict[str, Any]:
+        rows = -(-self.recipe.rows_per_step // self.world.size)
+        found = balance.judge(self.devices.split, result.busy, result.costs, rows, apart=self.devices.apart)
+        return found.as_state()
 
     def _checkpoint(self, step: int) -> None:
         self.record.phase("checkpointing", f"step {step}")
@@ -247,8 +284,7 @@ class Session:
         self.record.phase("evaluating", f"{len(documents)} held-out documents")
         leader = self.replicas[0]
         trained_with = leader.drafter.islands
-        if leader.device.type == "cpu":
-            leader.drafter.islands = islands.EAGER  # other shapes than a step's: they must not compile
+        leader.drafter.islands = islands.EAGER  # other shapes than a step's: they must not compile
         try:
             found = acceptance.evaluate(
                 leader.drafter,
@@ -280,6 +316,8 @@ def _due(step: int, every: int) -> bool:
 
 def _compile_decision(wish: str, device: torch.device) -> tuple[bool, str]:
     """Whether to compile, and the remark if not."""
+    if wish == "off" and device.type == "cuda":
+        raise Refusal("compile: off is for the CPU: on a GPU the drafter's attention exists only compiled")
     if wish == "off":
         return False, "compile: off, everything runs eagerly"
     if device.type == "cpu" and islands.cpu_compiler() is None:

@@ -1,4 +1,9 @@
-"""Which device each target and each drafter runs on; the same device may be named more than once."""
+"""Which device each target and each drafter runs on; the same device may be named more than once.
+
+`split: auto` gives every GPU one role and chooses the split with the most rows a second, reckoned from the
+arithmetic of both sides (work.py) at the share of a GPU's matrix rate that each reaches. One GPU carries both
+roles, and so does the CPU.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,15 @@ from dataclasses import dataclass
 
 import torch
 
+from trainer.balance import Costs, best_split
 from trainer.config import Recipe
 from trainer.errors import Refusal
+from trainer.geometry import DrafterGeometry, target_text_config
+from trainer.work import rows_ratio
+
+# Shares of the matrix rate that the two sides are built to reach; the run's own times replace them in the
+# advice of `status`.
+TARGET_EFFICIENCY, DRAFTER_EFFICIENCY = 0.76, 0.50
 
 
 @dataclass(frozen=True)
@@ -16,25 +28,43 @@ class Devices:
     drafters: tuple[torch.device, ...]
     dtype: torch.dtype  # of the target's weights and of the drafter's products; its master weights are fp32
 
+    @property
+    def split(self) -> tuple[int, int]:
+        return len(self.targets), len(self.drafters)
+
+    @property
+    def apart(self) -> bool:
+        """Whether every thread has a GPU of its own."""
+        everyone = self.targets + self.drafters
+        return everyone[0].type == "cuda" and len(set(everyone)) == len(everyone)
+
     def __str__(self) -> str:
         def names(devices: tuple[torch.device, ...]) -> str:
             return " ".join(map(str, devices))
 
-        split = f"{len(self.targets)}:{len(self.drafters)}"
-        return f"{split} (targets {names(self.targets)}; drafters {names(self.drafters)})"
+        targets, drafters = self.split
+        return f"{targets}:{drafters} (targets {names(self.targets)}; drafters {names(self.drafters)})"
 
 
-def place(recipe: Recipe) -> Devices:
+def place(recipe: Recipe, geometry: DrafterGeometry, process: int = 0, processes: int = 1) -> Devices:
     """Named devices as they stand; otherwise GPUs in turn, otherwise the CPU. bf16 where it is fast, else
-    fp32."""
+    fp32. Of several processes on one machine each takes its own run of devices."""
     topology = recipe.topology
-    wanted = topology.targets + topology.drafters
     gpus = torch.cuda.device_count()
-    names = topology.devices or ([f"cuda:{i % gpus}" for i in range(wanted)] if gpus else ["cpu"] * wanted)
+    targets, drafters = topology.named or auto_split(recipe, geometry, gpus // processes)
+    wanted = targets + drafters
+    names = list(topology.devices or ())
+    if not names:
+        names = [f"cuda:{i % gpus}" if gpus else "cpu" for i in range(wanted * processes)]
+    if len(names) != wanted * processes:
+        raise Refusal(
+            f"topology.devices names {len(names)} devices, {processes} process(es) of {targets}:{drafters} "
+            f"need {wanted * processes}: name the targets' first, then the drafters', process by process"
+        )
     try:
-        devices = [torch.device(name) for name in names]
+        devices = [torch.device(name) for name in names[process * wanted : (process + 1) * wanted]]
     except RuntimeError as error:
-        raise Refusal(f"topology.devices {list(names)}: {str(error).splitlines()[0]}") from None
+        raise Refusal(f"topology.devices {names}: {str(error).splitlines()[0]}") from None
     for device in devices:
         if device.type not in ("cpu", "cuda"):
             raise Refusal(f"topology.devices: {device} is neither cpu nor cuda")
@@ -42,11 +72,18 @@ def place(recipe: Recipe) -> Devices:
             raise Refusal(f"topology.devices: {device} is not here, torch sees {gpus} GPU(s)")
     kinds = {device.type for device in devices}
     if len(kinds) > 1:
-        raise Refusal(f"topology.devices {list(names)}: name only cpu or only cuda devices")
+        raise Refusal(f"topology.devices {names}: name only cpu or only cuda devices")
     fast_bf16 = kinds == {"cuda"} or _cpu_multiplies_bf16()
     auto = torch.bfloat16 if fast_bf16 else torch.float32
     dtype = auto if recipe.target.dtype == "auto" else getattr(torch, recipe.target.dtype)
-    return Devices(tuple(devices[: topology.targets]), tuple(devices[topology.targets :]), dtype)
+    return Devices(tuple(devices[:targets]), tuple(devices[targets:]), dtype)
+
+
+def auto_split(recipe: Recipe, geometry: DrafterGeometry, gpus: int) -> tuple[int, int]:
+    """(targets, drafters) for `gpus` GPUs of one process; never more drafters than rows in a step."""
+    ratio = rows_ratio(recipe, geometry, target_text_config(recipe.target.model))
+    costs = Costs(target_row=ratio / TARGET_EFFICIENCY, drafter_row=1.0 / DRAFTER_EFFICIENCY)
+    return best_split(costs, gpus, recipe.rows_per_step)
 
 
 def _cpu_multiplies_bf16() -> bool:

@@ -81,7 +81,11 @@ def test_a_missing_recipe_names_those_that_are_there(tiny_release):
         ("topology.queue_rows=5", True),
         ("train.steps=21", False),  # the cosine ends elsewhere
         ("train.seed=1", False),
-        ("topology.drafters=2", False),  # a step is as many rows as drafters
+        ("topology.drafters=2", False),  # a step is as many rows as the recipe names drafters
+        ("topology.targets=3", True),
+        ("topology.split=2:1", True),
+        ("train.rows_per_step=1", True),  # what one drafter makes of a step anyway
+        ("train.rows_per_step=2", False),
         ("target.dtype=bfloat16", False),
     ],
 )
@@ -145,3 +149,10 @@ def test_every_shipped_recipe_loads():
     assert names
     for name in names:
         assert load_recipe(name, PAYLOAD).name == name
+
+
+def test_the_split_stays_out_of_the_hash_once_the_rows_of_a_step_are_named(tiny_release):
+    rows = "train.rows_per_step=6"
+    splits = (["topology.split=5:3"], ["topology.drafters=2"], ["topology.split=auto"])
+    hashes = {config_hash(load_recipe("tiny", tiny_release, [rows, *split])) for split in splits}
+    assert len(hashes) == 1

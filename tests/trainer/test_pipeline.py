@@ -1,4 +1,4 @@
-"""Several drafters are one drafter: same rows, same gradients, same bits; and no failure hangs."""
+"""Any split takes the same steps: same rows, same gradients, same bits on all; and no failure hangs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer import watchdog
 from trainer.config import load_recipe
 from trainer.data import RowOrder, load_corpus, load_tokenizer
 from trainer.exchange import checksum
@@ -25,7 +26,8 @@ class Rig:
     def __init__(self, release: Path, *overrides: str) -> None:
         self.recipe = load_recipe("tiny", release, list(overrides))
         self.geometry = resolve(self.recipe)
-        data, topology = self.recipe.data, self.recipe.topology
+        data = self.recipe.data
+        targets, drafters = self.recipe.topology.named or (1, 1)
         corpus = load_corpus(
             release / data.train, load_tokenizer(self.recipe.target.model), max_document=data.max_document
         )
@@ -33,14 +35,12 @@ class Rig:
         loaded, head = load_target(
             self.recipe.target.model, self.geometry, CPU, torch.float32, data.max_document
         )
-        self.targets = [loaded] * topology.targets
-        self.replicas = [
-            Replica(self.recipe, self.geometry, rank, CPU, head) for rank in range(topology.drafters)
-        ]
+        self.targets = [loaded] * targets
+        self.replicas = [Replica(self.recipe, self.geometry, rank, CPU, head) for rank in range(drafters)]
         self.results: list[StepResult] = []
         self.stop = threading.Event()
 
-    def run(self, on_step=None) -> None:
+    def run(self, on_step=None, while_running=lambda: None) -> None:
         torch.set_num_threads(1)
         Pipeline(
             self.recipe,
@@ -50,38 +50,35 @@ class Rig:
             start_step=0,
             stop=self.stop,
             on_step=on_step or self.results.append,
-        ).run(lambda: None)
+        ).run(while_running)
 
     def state(self, rank: int) -> dict[str, torch.Tensor]:
         return self.replicas[rank].drafter.state_dict()
 
 
-@pytest.mark.parametrize(("targets", "drafters"), [(1, 2), (2, 3), (3, 1)])
-def test_any_topology_takes_the_steps_of_one_drafter_with_all_rows(tiny_release, targets, drafters):
-    sizes = ("train.steps=5", f"topology.targets={targets}", f"topology.drafters={drafters}")
-    rig = Rig(tiny_release, *sizes)
+@pytest.mark.parametrize("split", ["1:1", "1:2", "2:3", "3:5"])
+def test_any_split_takes_the_steps_of_one_drafter_with_all_rows(tiny_release, split):
+    rows = 4  # for three drafters unequal shares, for five a drafter without any
+    recipe = ("train.steps=5", f"train.rows_per_step={rows}", f"topology.split={split}")
+    rig = Rig(tiny_release, *recipe)
     rig.run()
 
-    single = Rig(tiny_release, *sizes)
+    single = Rig(tiny_release, *recipe)
     replica, target = single.replicas[0], single.targets[0]
     losses = []
     for step in range(5):
-        parts = []
-        for rank in range(drafters):
-            row = single.order.row(step * drafters + rank)
-            replica.rank = rank  # the anchors of that drafter; gradients add up in the parameters
-            parts.append(replica.backward(row, target.features(row), step))
-        denominator = sum(part.denominator for part in parts)
-        replica.optimizer.step(step, denominator)
-        losses.append(sum(part.numerator for part in parts) / denominator)
+        sums = 0
+        for index in range(step * rows, (step + 1) * rows):
+            row = single.order.row(index)
+            sums = sums + replica.backward(row, target.features(row)).numbers
+        replica.optimizer.step(step, sums[1])
+        losses.append(float(sums[0] / sums[1]))
 
     assert [result.loss for result in rig.results] == pytest.approx(losses, rel=1e-5)
     for name, tensor in single.state(0).items():
         assert torch.allclose(rig.state(0)[name], tensor, atol=1e-5), name
-    for rank in range(drafters):
-        assert checksum(rig.replicas[rank].drafter) == checksum(rig.replicas[0].drafter)
-        for name, tensor in rig.state(0).items():
-            assert torch.equal(rig.state(rank)[name], tensor), name
+    for other in rig.replicas[1:]:
+        assert torch.equal(other.storage.weights, rig.replicas[0].storage.weights)
     assert rig.results[-1].last
 
 
@@ -92,7 +89,7 @@ def test_drafters_whose_weights_drift_apart_end_the_run(tiny_release):
         rig.results.append(result)
         if result.steps_done == 3:
             with torch.no_grad():
-                rig.replicas[0].drafter.norm.weight[0] *= 1 + 2e-7
+                rig.replicas[0].storage.weights[5] *= 1 + 2e-7
 
     with pytest.raises(ThreadFailed, match=r"weights differ before step 21"):
         rig.run(flip_a_bit)
@@ -110,7 +107,7 @@ def test_a_stop_ends_after_the_step_in_flight_on_every_drafter(tiny_release):
     rig.run(stop_at_four)
     assert [result.steps_done for result in rig.results] == [1, 2, 3, 4, 5]
     assert [result.last for result in rig.results] == [False] * 4 + [True]
-    assert checksum(rig.replicas[0].drafter) == checksum(rig.replicas[1].drafter)
+    assert checksum(rig.replicas[0].storage.weights) == checksum(rig.replicas[1].storage.weights)
 
 
 @pytest.mark.parametrize("where", ["loader", "target-0", "drafter-1"])
@@ -140,3 +137,43 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_mend(tiny_release):
     rig = Rig(tiny_release, "train.steps=50", "train.lr=1e30", "train.warmup_share=0")
     with pytest.raises(ThreadFailed, match=r"thread drafter-0 failed: .*at step \d+: lower train\.lr"):
         rig.run()
+
+
+def test_shares_and_costs_are_measured(tiny_release):
+    rig = Rig(tiny_release, "train.steps=12", "topology.split=2:2")
+    rig.run()
+    last = rig.results[-1]
+    assert set(last.busy) == {"loader", "target-0", "target-1", "drafter-0", "drafter-1"}
+    assert all(0 < share <= 1 for share in last.busy.values())
+    assert 0 < last.costs.target_row < last.step_s * 2
+    assert 0 < last.costs.drafter_row < last.step_s * 2
+    assert 0 < last.costs.drafter_step < last.step_s
+
+
+def test_a_thread_that_hangs_is_named_with_its_stack(tiny_release, monkeypatch, capsys):
+    rig = Rig(tiny_release, "train.steps=1000", "topology.split=1:2")
+    monkeypatch.setattr(watchdog, "FLOOR_S", 0.5)
+    monkeypatch.setattr(watchdog, "FACTOR", 1.0)
+    honest, enough = rig.targets[0].features, threading.Event()
+
+    def hangs_in_a_library(row):
+        if row.index == 7:
+            enough.wait(30)
+            rig.stop.set()
+        return honest(row)
+
+    monkeypatch.setattr(rig.targets[0], "features", hangs_in_a_library)
+    said = ""
+
+    def listen():
+        nonlocal said
+        said += capsys.readouterr().out
+        if "stack of" in said:
+            enough.set()
+
+    rig.run(while_running=listen)
+    assert "no thread has moved for" in said
+    assert "target-0: features of row 7, for" in said
+    assert "in hangs_in_a_library" in said
+    assert "drafter-0:" not in said  # it only waits
+    assert said.count("no thread has moved") == 1

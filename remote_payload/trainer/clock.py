@@ -1,0 +1,111 @@
+"""How long a thread's device really works: the host of a GPU thread is ahead of it and its time says nothing.
+
+On CUDA a piece of work lies between two events on the thread's stream, read when both have passed; nothing
+waits for them. On the CPU it is host time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+AHEAD = 1  # rows that may wait on the device behind the one that runs
+KEEP = 33  # pieces of work that shares and medians look back on
+WAITING, REPORTING, DONE = "waiting", "reporting", "done"  # how what a thread is at may begin
+ROW, EXCHANGE, STEP = "row", "exchange", "step"  # the kinds; in EXCHANGE a device waits for slower ones
+
+
+class Stamp:
+    """A moment of a device: of the current stream when the work before it is done, or of the CPU now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._at = 0.0
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True, blocking=True)  # its waiters sleep, not spin
+            self._event.record(torch.cuda.current_stream(device))
+        else:
+            self._at = time.perf_counter()
+
+    def passed(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        """Block the host, without the interpreter lock, until the moment has passed."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def seconds_until(self, later: Stamp) -> float:
+        """Both on one device and passed."""
+        if self._event is None or later._event is None:
+            return later._at - self._at
+        return self._event.elapsed_time(later._event) / 1e3
+
+
+@dataclass(frozen=True)
+class _Piece:
+    kind: str
+    began: Stamp
+    ended: Stamp
+
+
+class Clock:
+    """One thread's work and what it is at. Written by its thread, read by any."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device or torch.device("cpu")
+        self._lock = threading.Lock()
+        self._pieces: deque[_Piece] = deque(maxlen=KEEP)
+        self._queued: deque[Stamp] = deque()
+        self.doing, self.since = "starting", time.monotonic()
+
+    def mark(self, doing: str) -> None:
+        """Say what the thread turns to; a thread that hangs is told by it."""
+        self.doing, self.since = doing, time.monotonic()
+
+    @contextmanager
+    def work(self, kind: str) -> Iterator[None]:
+        began = Stamp(self._device)
+        yield
+        piece = _Piece(kind, began, Stamp(self._device))
+        with self._lock:
+            self._pieces.append(piece)
+        if kind == ROW:
+            self._queued.append(piece.ended)
+
+    def keep_pace(self) -> None:
+        """Wait until at most AHEAD rows are unfinished.
+
+        This is the host's only wait for its own device. Without it a host would run ahead as far as its
+        channels let it, hold the memory of every row on the way, and then block in a launch with the
+        interpreter lock held, because a stream takes about a thousand launches. Waiting one row back keeps
+        the device fed.
+        """
+        while len(self._queued) > AHEAD:
+            self._queued.popleft().wait()
+
+    def share(self) -> float | None:
+        """Working share of the time from the first to the last begin among the recent pieces, in [0, 1]."""
+        done = self._done()
+        if len(done) < 2:
+            return None
+        span = done[0].began.seconds_until(done[-1].began)
+        worked = sum(p.began.seconds_until(p.ended) for p in done[:-1] if p.kind != EXCHANGE)
+        return min(worked / span, 1.0) if span > 0 else None
+
+    def seconds(self, kind: str) -> float | None:
+        """Median of the recent pieces of `kind`."""
+        spans = [p.began.seconds_until(p.ended) for p in self._done() if p.kind == kind]
+        return statistics.median(spans) if spans else None
+
+    def _done(self) -> list[_Piece]:
+        with self._lock:
+            pieces = list(self._pieces)
+        return [piece for piece in pieces if piece.ended.passed()]

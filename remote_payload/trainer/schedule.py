@@ -1,0 +1,49 @@
+"""Who computes which row: a pure function of the step, so that every thread and process agrees unasked.
+
+A step is `rows_per_step` rows whatever the number of drafters. The drafters of all processes, counted through
+(process 0's first), take the step's rows in turn: drafter d of D takes rows d, d+D, …; a drafter beyond the
+rows of a step adds nothing to it. A process gives its own rows to its targets in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Row `row` of the whole training goes through target `target` to drafter `drafter` of this process."""
+
+    row: int
+    target: int
+    drafter: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The turns of one process out of `processes`; all have `targets` targets and `drafters` drafters."""
+
+    rows_per_step: int
+    targets: int
+    drafters: int
+    process: int = 0
+    processes: int = 1
+
+    @cached_property
+    def _mine(self) -> list[tuple[int, int]]:
+        """(place of the row within its step, drafter) of each row that this process takes in every step."""
+        everyone = self.drafters * self.processes
+        owners = [divmod(place % everyone, self.drafters) for place in range(self.rows_per_step)]
+        return [(place, drafter) for place, (owner, drafter) in enumerate(owners) if owner == self.process]
+
+    def step(self, step: int) -> list[Turn]:
+        """In the order of the rows."""
+        first = step * len(self._mine)
+        return [
+            Turn(step * self.rows_per_step + place, (first + nth) % self.targets, drafter)
+            for nth, (place, drafter) in enumerate(self._mine)
+        ]
+
+    def of_drafter(self, step: int, drafter: int) -> list[Turn]:
+        return [turn for turn in self.step(step) if turn.drafter == drafter]
