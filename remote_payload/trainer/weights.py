@@ -1,0 +1,149 @@
+"""Tensors of a Hugging Face folder, read where they are needed: whole shards in memory would double the peak.
+
+A folder's shards are indexed from their headers, so what is missing, cut short or misshapen is known before
+a byte of the weights is read.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.errors import Refusal
+
+# Copies from the page cache to a GPU wait for page faults and the bus, not for each other.
+READERS = 4
+PROGRESS_S = 1.0
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor as its shard's header describes it; `bytes` as stored."""
+
+    name: str
+    shard: Path
+    shape: tuple[int, ...]
+    bytes: int
+
+
+def staged(model: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
+    """The copy of a model folder in shared memory when it is complete there, else the folder itself."""
+    copy = shared_memory / model.name
+    needed = [path for path in model.iterdir() if path.suffix in (".json", ".safetensors")]
+    try:
+        same = all((copy / path.name).stat().st_size == path.stat().st_size for path in needed)
+        return copy if same and _text(copy / "config.json") == _text(model / "config.json") else model
+    except OSError:
+        return model
+
+
+def index(folder: Path) -> dict[str, Stored]:
+    """Every tensor of a folder's safetensors files. Raises Refusal: none there, a shard missing or cut
+    short, an index that names what no shard holds."""
+    listing = folder / "model.safetensors.index.json"
+    if listing.is_file():
+        try:
+            places: dict[str, str] = json.loads(_text(listing))["weight_map"]
+        except (ValueError, KeyError, TypeError):
+            raise Refusal(f"{listing} is not an index of safetensors: fetch the model again") from None
+        shards = [folder / name for name in sorted(set(places.values()))]
+    else:
+        places = {}
+        shards = sorted(folder.glob("*.safetensors"))
+    if not shards:
+        others = sorted(path.name for path in folder.glob("*.bin"))
+        found = f"only {others[0]}" if others else "no weights"
+        raise Refusal(f"{folder} has {found}: the target is read from safetensors files; convert it to those")
+    stored = {each.name: each for shard in shards for each in _header(shard)}
+    if absent := sorted(set(places) - set(stored)):
+        raise Refusal(f"{listing} names {absent[0]}, which {places[absent[0]]} has not: fetch both again")
+    return stored
+
+
+def _header(shard: Path) -> Iterator[Stored]:
+    """The format's header: its length in 8 bytes, then JSON with shape and offsets of each tensor."""
+    try:
+        size = shard.stat().st_size
+        with shard.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            head: dict[str, Any] = json.loads(file.read(min(length, size)))
+        entries = {name: entry for name, entry in head.items() if name != "__metadata__"}
+        ends = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    except FileNotFoundError:
+        raise Refusal(f"{shard} is missing: fetch the model again") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refusal(f"{shard} cannot be read as safetensors ({type(error).__name__})") from None
+    if size < 8 + length + ends:
+        raise Refusal(f"{shard} has {size:,} of {8 + length + ends:,} bytes: fetch it again")
+    for name, entry in entries.items():
+        first, last = entry["data_offsets"]
+        yield Stored(name, shard, tuple(entry["shape"]), last - first)
+
+
+def read(
+    wanted: Sequence[Stored],
+    device: torch.device,
+    place: Callable[[Stored, Tensor], None],
+    on_progress: Callable[[str], None],
+) -> None:
+    """Give each tensor, on `device`, to `place`; any order, several at a time. `on_progress` hears from this
+    thread how far it is, and may end the reading by raising."""
+    from safetensors import safe_open
+
+    opened = threading.local()
+
+    def fetch(each: Stored) -> int:
+        files = vars(opened).setdefault("files", {})
+        if each.shard not in files:
+            files[each.shard] = safe_open(each.shard, framework="pt", device=str(device))
+        place(each, files[each.shard].get_tensor(each.name))
+        return each.bytes
+
+    total, done = sum(each.bytes for each in wanted), 0
+    began = told = time.monotonic()
+    with ThreadPoolExecutor(READERS, thread_name_prefix="reader") as pool:
+        pending = [pool.submit(fetch, each) for each in wanted]
+        try:
+            for future in as_completed(pending):
+                done += future.result()
+                if time.monotonic() - told > PROGRESS_S:
+                    told = time.monotonic()
+                    on_progress(progress(done, total, told - began))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    on_progress(progress(total, total, time.monotonic() - began))
+
+
+def progress(done: int, total: int, seconds: float) -> str:
+    """`12.3 of 50.1 GiB, 4.5 GiB/s`"""
+    gib = 2**30
+    return f"{done / gib:.1f} of {total / gib:.1f} GiB, {done / gib / max(seconds, 1e-3):.1f} GiB/s"
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """What can still be allocated there; None where the system does not tell."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    try:
+        lines = _text(Path("/proc/meminfo")).splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), None)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
