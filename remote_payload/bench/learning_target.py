@@ -23,7 +23,6 @@ from bench.learning_text import AFTER_PROMPT, END, MASK, PAD, Samples, decode, e
 
 WARM_STEPS = 3  # kernels are tuned in them; the clock and the schedule start afterwards
 LOOP_LENGTH, LOOP_COUNT = 8, 4  # text that says the same 8 tokens 4 times is stuck from there on
-MASKS = {"full_attention": None, "linear_attention": None}  # documents start at 0: causal is all there is
 
 
 def new_target(folder: Path, vocabulary: int, device: torch.device) -> Any:
@@ -95,7 +94,7 @@ def pretrain(
 def _loss(model: Any, ids: Tensor, lengths: Tensor) -> Tensor:
     """Mean over the tokens of each sample but its first; rows are padded at the end, which a causal model
     cannot see."""
-    logits = model(input_ids=ids, attention_mask=MASKS, use_cache=False).logits[:, :-1]
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
     labels = ids[:, 1:].clone()
     labels[torch.arange(1, ids.shape[1], device=ids.device) >= lengths[:, None]] = -100
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100)
@@ -115,7 +114,7 @@ def answer(model: Any, prompts: Tensor, limit: int) -> Tensor:
     done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
     ids = prompts
     for at in range(limit):
-        given = {name: cache, "use_cache": True, "logits_to_keep": 1, "attention_mask": MASKS}
+        given = {name: cache, "use_cache": True, "logits_to_keep": 1}
         ids = model(input_ids=ids, **given).logits[:, -1].argmax(-1, keepdim=True)
         out[:, at] = torch.where(done, PAD, ids[:, 0])
         done |= ids[:, 0] == END
@@ -167,7 +166,7 @@ def agreement(model: Any, prompts: list[list[int]], found: list[list[int]], batc
         rows = slice(first, first + batch)
         part = [p + a for p, a in zip(prompts[rows], found[rows], strict=True)]
         ids = torch.tensor([row + [PAD] * (len(prompts[0]) + longest - len(row)) for row in part])
-        logits = model(input_ids=ids.to(model.device), attention_mask=MASKS, use_cache=False).logits
+        logits = model(input_ids=ids.to(model.device), use_cache=False).logits
         chosen = logits.argmax(-1).tolist()
         for row, after in zip(part, chosen, strict=True):
             agreed = [after[at - 1] == row[at] for at in range(len(prompts[0]), len(row))]

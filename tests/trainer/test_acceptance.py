@@ -6,16 +6,21 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig
 
+from bench import greedy_loop
+from bench.greedy_loop import Answer, ServedDrafter, causal_lm, speculate
 from trainer import islands
 from trainer.acceptance import evaluate, spans, walk
+from trainer.compile_watch import CompileWatch
 from trainer.data import Document, load_corpus, load_tokenizer
 from trainer.drafter import Drafter, initialise
+from trainer.export import checkpoint_config
 from trainer.geometry import DrafterGeometry
 from trainer.masks import DenseMask
 from trainer.target import SharedHead
@@ -31,7 +36,7 @@ END = 7  # the end token of the tiny target
 class Case:
     """A target, the drafter of its text, and the documents: prompt, then what the target wrote greedily."""
 
-    target: LlamaForCausalLM
+    target: Any
     drafter: Drafter
     documents: list[Document]
     end: int
@@ -54,68 +59,24 @@ class Case:
         )
 
 
-def draft(case: Case, features: Tensor, anchor: int) -> list[int]:
-    """B-1 tokens after `anchor`, from the features [at, K*H] of what precedes it: one block, one mask."""
-    g = case.drafter.geometry
-    size, at = g.block_size, len(features)
-    masks = {}
-    for kind in g.layer_types:
-        visible = torch.ones(size, at + size, dtype=torch.bool)
-        if kind == "sliding_attention":
-            for slot in range(size):
-                for key in range(at + size):
-                    visible[slot, key] = at + slot - key < g.sliding_window if key < at else key - at <= slot
-        masks[kind] = DenseMask(visible)
-    slots = torch.tensor([anchor] + [g.mask_token_id] * (size - 1))
-    with torch.no_grad():
-        hidden = case.drafter(
-            case.drafter.context(features, torch.arange(at)),
-            case.head.embed(slots),
-            torch.arange(at, at + size),
-            masks,
-        )
-    return (hidden[1:] @ case.head.lm_head.T).argmax(-1).tolist()
-
-
-def speculative_loop(case: Case, prompt: list[int], limit: int) -> tuple[list[int], int]:
-    """(answer of at most `limit` tokens, cycles after the prefill token): draft, verify, commit, again.
-
-    Every cycle runs the whole target on the whole prefix: no cache, no teacher's text.
-    """
-    ids = torch.tensor([prompt])
-    with torch.no_grad():
-        answer, cycles = [int(case.target(input_ids=ids, logits_to_keep=1).logits[0, -1].argmax())], 0
-    features = case.features(ids[0])
-    while answer[-1] != case.end and len(answer) < limit:
-        prefix = prompt + answer
-        drafted = draft(case, features, prefix[-1])
-        ids = torch.tensor([prefix + drafted])
-        with torch.no_grad():
-            out = case.target(input_ids=ids, logits_to_keep=len(drafted) + 1, output_hidden_states=True)
-        verified = out.logits[0].argmax(-1).tolist()
-        accepted = 0
-        while accepted < len(drafted) and drafted[accepted] == verified[accepted]:
-            accepted += 1
-        for token in [*drafted[:accepted], verified[accepted]]:
-            answer.append(token)
-            if token == case.end or len(answer) == limit:
-                break
-        cycles += 1
-        features = case.taps(out.hidden_states)[: len(prefix) + accepted]
-    return answer, cycles
-
-
-def loop_tau(case: Case) -> tuple[float, int]:
-    """(tau, cycles) of the loop over all responses; asserts that it writes the very documents."""
-    taus, total = [], 0
-    for document in case.documents:
-        ids = document.ids.tolist()
-        for first, last in spans(document.loss_mask):
-            answer, cycles = speculative_loop(case, ids[:first], last - first + 1)
-            assert answer == ids[first : last + 1]
-            taus.append((len(answer) - 1) / cycles)
-            total += cycles
-    return sum(taus) / len(taus), total
+def speculate_all(case: Case) -> list[Answer]:
+    """The same responses by real speculative decoding (bench/greedy_loop.py); asserts that it writes the very
+    documents. The drafter goes there as its checkpoint would: names, tensors, config.json."""
+    turns = [(d.ids.tolist(), *span) for d in case.documents for span in spans(d.loss_mask)]
+    limits = [last - first + 1 for _, first, last in turns]
+    config = checkpoint_config(case.drafter.geometry)
+    weights = {name: tensor.detach() for name, tensor in case.drafter.state_dict().items()}
+    drafter = ServedDrafter(config, weights, case.head.embed_tokens, case.head.lm_head)
+    answers = speculate(
+        causal_lm(case.target, case.drafter.geometry.target_layer_ids),
+        drafter,
+        [ids[:first] for ids, first, _ in turns],
+        limits,
+        case.end,
+        max(len(ids) for ids, *_ in turns) + drafter.block_size,
+    )
+    assert [answer.ids for answer in answers] == [ids[first : last + 1] for ids, first, last in turns]
+    return answers
 
 
 def overfit(case: Case, *, steps: int, anchors: int, lr: float, distractors: int = 64) -> None:
@@ -153,41 +114,64 @@ def overfit(case: Case, *, steps: int, anchors: int, lr: float, distractors: int
 
 
 @functools.cache
-def tiny_text() -> tuple[LlamaForCausalLM, list[Document]]:
-    """A random Llama and documents of one to three turns; some turns reach the limit, some the end token."""
+def tiny_target(family: str) -> Any:
+    """Six random layers; the hybrid's are recurrent but for every third."""
     torch.set_num_threads(1)
     torch.manual_seed(5)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.35,
-        tie_word_embeddings=False,
-    )
-    target = LlamaForCausalLM(config).eval().requires_grad_(False)
-    draw = torch.Generator().manual_seed(9)
-    documents = []
+    common = {
+        "vocab_size": 64,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+    }
+    if family == "llama":
+        config = LlamaConfig(**common, initializer_range=0.35)
+    else:
+        config = Qwen3_5TextConfig(
+            **common,
+            initializer_range=0.2,
+            head_dim=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            full_attention_interval=3,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+            },
+        )
+    return AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+
+
+@functools.cache
+def tiny_text(family: str) -> list[Document]:
+    """Documents of one to three turns; some turns reach the limit, some the end token."""
+    target, draw = tiny_target(family), torch.Generator().manual_seed(9)
+    documents, limit = [], 40 if family == "llama" else 20
     for number in range(9):
         ids, mask = [], []
         for _ in range(1 + number % 3):
             prompt = torch.randint(0, 63, (6,), generator=draw).tolist()
             ids, mask = ids + prompt, mask + [False] * len(prompt)
-            for _ in range(40):
+            for _ in range(limit):
                 with torch.no_grad():
                     token = int(target(input_ids=torch.tensor([ids])).logits[0, -1].argmax())
                 ids, mask = [*ids, token], [*mask, True]
                 if token == END:
                     break
         documents.append(Document(torch.tensor(ids), torch.tensor(mask), str(number)))
-    return target, documents
-    return target, documents
+    return documents
 
 
-def tiny_case(layer_types: tuple[str, ...], block_size: int = 5) -> Case:
+def tiny_case(layer_types: tuple[str, ...], block_size: int = 5, family: str = "llama") -> Case:
     geometry = DrafterGeometry(
         hidden_size=48,
         vocab_size=64,
@@ -208,22 +192,23 @@ def tiny_case(layer_types: tuple[str, ...], block_size: int = 5) -> Case:
         eos_token_id=END,
         pad_token_id=None,
     )
-    target, documents = tiny_text()
-    case = Case(target, Drafter(geometry), documents, END)
+    case = Case(tiny_target(family), Drafter(geometry), tiny_text(family), END)
     initialise(case.drafter, seed=2)
     return case
 
 
+@pytest.mark.parametrize("family", ["llama", "hybrid"])
 @pytest.mark.parametrize(
     "layer_types",
     [("full_attention", "full_attention"), ("sliding_attention", "full_attention")],
     ids=["full", "sliding"],
 )
-def test_walk_equals_a_greedy_speculative_loop_on_a_random_target(layer_types):
-    case = tiny_case(layer_types)
+def test_walk_equals_a_greedy_speculative_loop_on_a_random_target(layer_types, family):
+    case = tiny_case(layer_types, family=family)
     overfit(case, steps=150, anchors=24, lr=3e-3)
     found = case.evaluate()
-    tau, cycles = loop_tau(case)
+    answers = speculate_all(case)
+    tau, cycles = greedy_loop.tau(answers), sum(answer.cycles for answer in answers)
     assert 1.2 < tau < 4.5, "neither hopeless nor perfect, else the comparison proves nothing"
     # the demand is 0.02; a mask that shows the anchor's own feature moves this tau by only 0.0006
     assert found.tau == pytest.approx(tau, abs=1e-9)
@@ -268,7 +253,8 @@ def test_walk_equals_a_greedy_speculative_loop_on_the_real_target():
         case.documents.append(Document(document.ids[:stop], document.loss_mask[:stop], document.key))
     overfit(case, steps=105, anchors=10, lr=1e-3, distractors=4096)
     found = case.evaluate()
-    tau, cycles = loop_tau(case)
+    answers = speculate_all(case)
+    tau, cycles = greedy_loop.tau(answers), sum(answer.cycles for answer in answers)
     assert 1.1 < tau < 7.5
     assert abs(found.tau - tau) <= 0.02
     assert found.cycles == cycles
@@ -321,15 +307,18 @@ def test_nothing_to_measure_is_nan_and_not_an_error():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_cuda_with_compiled_flex_gives_the_tau_of_the_cpu(dtype):
+def test_cuda_gives_the_tau_of_the_cpu_and_compiles_nothing(dtype):
     case = tiny_case(("sliding_attention", "full_attention"))
     overfit(case, steps=150, anchors=24, lr=3e-3)
     expected = case.evaluate()
     device = torch.device("cuda")
-    case.drafter.to(device).islands = islands.compiled(device)
+    case.drafter.to(device).islands = islands.compiled(device)  # as in training; evaluation goes without
+    watch = CompileWatch()
+    watch.start()
     embed, head = case.head.embed_tokens.to(device, dtype), case.head.lm_head.to(device, dtype)
     found = evaluate(
         case.drafter, SharedHead(embed, head), case.documents, case.features, device=device, dtype=dtype
     )
     case.drafter.to(CPU)
+    assert watch.snapshot()["count"] == 0
     assert found.tau == pytest.approx(expected.tau, rel=0.001 if dtype == torch.float32 else 0.05)
