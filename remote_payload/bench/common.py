@@ -85,17 +85,22 @@ def clock(call: Callable[[], Any], device: torch.device, *, repeats: int = 3, wa
     return statistics.median(seconds)
 
 
-def matrix_rate(device: torch.device, dtype: torch.dtype = torch.bfloat16, size: int = CEILING_SIZE) -> float:
-    """FLOP/s of a size³ product of normal data (constant data draws less power and flatters), sustained for
-    about a second on an H200: the ceiling that shares are given of."""
+def matrix_rate(
+    device: torch.device, dtype: torch.dtype = torch.bfloat16, size: int = CEILING_SIZE, seconds: float = 0.0
+) -> float:
+    """FLOP/s of a size³ product of normal data (constant data draws less power and flatters): the ceiling
+    that shares are given of. With `seconds` it is kept up so long, and the power limit shows."""
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    calls = 20
+    calls = 10
 
     def products() -> None:
         for _ in range(calls):
             torch.mm(a, b)
 
-    return 2 * size**3 * calls / clock(products, device, repeats=3)
+    once = clock(products, device, repeats=3)
+    if seconds:
+        once = clock(products, device, repeats=max(3, round(seconds / once)), warmup=0)
+    return 2 * size**3 * calls / once
 
 
 @contextlib.contextmanager

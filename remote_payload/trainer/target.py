@@ -119,9 +119,12 @@ class Target:
 def deviations(found: Tensor, wanted: Tensor, taps: int) -> list[float]:
     """Per tap, the worst token's |found - wanted| / |wanted|, for [n, K*H] each. Relative to the token: a
     few features of a real model are thousands of times the rest and would hide everything."""
-    found, wanted = (t.float().unflatten(-1, (taps, -1)) for t in (found, wanted))
-    shares = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
-    return shares.amax(0).tolist()
+    worst = []
+    for mine, theirs in zip(found.chunk(taps, dim=-1), wanted.chunk(taps, dim=-1), strict=True):
+        apart = (mine.float() - theirs.float()).norm(dim=-1)
+        size = theirs.float().norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
+        worst.append(float((apart / size).max()))
+    return worst
 
 
 def build(
@@ -187,12 +190,17 @@ def lean_engine(
 
 
 def module_engine(decoder: nn.Module, layer_ids: tuple[int, ...], kernels: Operators) -> Engine:
-    """The forward of the decoder's own modules."""
+    """The forward of the decoder's own modules. Recurrent layers among them are told the borders, which
+    transformers hands on since 5.9; what it cannot pack, it says."""
     target_modules.prepare(decoder, layer_ids)
     recurrent = "linear_attention" in (getattr(decoder.config, "layer_types", None) or ())
+    if recurrent:
+        target_modules.require_borders()
 
     def engine(ids: Tensor, row: Layout, islands: Islands) -> Tensor:
-        borders = {"cu_seq_lens_q": row.cu_seqlens, "seq_idx": row.seq_idx} if recurrent else {}
+        borders = {}
+        if recurrent and len(row.lengths) > 1:
+            borders = {"cu_seq_lens_q": row.cu_seqlens, "seq_idx": row.seq_idx}
         return torch.cat(target_modules.run(decoder, ids, row, kernels.attention, **borders), dim=-1)
 
     return engine
