@@ -9,7 +9,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch._dynamo.callback import callback_handler
+from torch._dynamo.utils import counters, get_compilation_metrics
 
 _LIMIT_HIT = re.compile(
     r"hit config\.(?P<limit>\w+) \((?P<value>[^)]*)\)\s+function: (?P<function>.*)\s+last reason: (?P<why>.*)"
@@ -27,6 +29,44 @@ class LimitHit:
 
     def __str__(self) -> str:
         return f"{self.function} hit {self.limit}={self.value} and runs eager; last recompile: {self.reason}"
+
+
+def graphs() -> int:
+    """Distinct graphs that Dynamo made in this process so far, forward and backward of one counted once."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+def forbid_recompiles() -> None:
+    """After warm-up: from now on any thread that would compile raises RuntimeError with the function and the
+    guard that failed, instead of stalling all others for seconds. For the whole process, eager code aside."""
+    torch.compiler.set_stance("fail_on_recompile")
+
+
+def allow_recompiles() -> None:
+    """Undo `forbid_recompiles`."""
+    torch.compiler.set_stance("default")
+
+
+@dataclass(frozen=True)
+class Compile:
+    """One compile that took place. `reason`: the guard that failed, None for a function's first."""
+
+    function: str
+    seconds: float
+    reason: str | None
+
+    def __str__(self) -> str:
+        why = f"; recompiled: {' '.join(self.reason.split())}" if self.reason else ""
+        return f"{self.function} {self.seconds:.1f} s{why}"
+
+
+def compiles() -> list[Compile]:
+    """The last compiles of this process (torch keeps 64), oldest first; backward passes are part of them."""
+    return [
+        Compile(str(m.co_name), float(m.entire_frame_compile_time_s or 0), m.recompile_reason or None)
+        for m in get_compilation_metrics()
+        if m.co_name
+    ]
 
 
 class CompileWatch:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from trainer import compile_watch
 from trainer.compile_watch import CompileWatch
 
 PATIENCE_S = 60.0
@@ -125,3 +126,49 @@ def test_stop_survives_that_someone_cleared_dynamos_callbacks(watch: CompileWatc
     torch._dynamo.callback.callback_handler.clear()
     watch.stop()
     assert watch.snapshot()["active"] is False
+
+
+def test_compiles_are_told_with_function_and_reason(watch: CompileWatch) -> None:
+    torch._dynamo.utils.clear_compilation_metrics()
+
+    def grown(x: torch.Tensor) -> torch.Tensor:
+        return x * 8
+
+    function, before = torch.compile(grown, backend="aot_eager", dynamic=False), compile_watch.graphs()
+    function(torch.ones(2))
+    function(torch.ones(3))
+    first, second = compile_watch.compiles()
+    assert first.function == second.function == "grown" and first.reason is None and first.seconds > 0
+    assert "size mismatch at index 0" in str(second)
+    assert compile_watch.graphs() == before + 2
+
+
+def test_after_the_warm_up_a_compile_in_any_thread_raises_and_eager_code_does_not(
+    watch: CompileWatch,
+) -> None:
+    def warm(x: torch.Tensor) -> torch.Tensor:
+        return x * 9
+
+    function, raised = torch.compile(warm, backend="aot_eager", dynamic=False), []
+    function(torch.ones(2))
+    before = watch.snapshot()
+    compile_watch.forbid_recompiles()
+    try:
+
+        def elsewhere() -> None:
+            function(torch.ones(2))
+            warm(torch.ones(3))
+            try:
+                function(torch.ones(3))
+            except RuntimeError as error:
+                raised.append(str(error))
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    finally:
+        compile_watch.allow_recompiles()
+    assert len(raised) == 1 and "warm" in raised[0]
+    assert not watch.grew_since(before)
+    function(torch.ones(3))
+    assert watch.grew_since(before)
