@@ -14,17 +14,18 @@ response.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from trainer.anchors import Blocks
 from trainer.data import Document
 from trainer.drafter import Drafter, block_inputs
-from trainer.masks import FLEX_BLOCK, build_masks
+from trainer.islands import EAGER
+from trainer.masks import build_masks
 from trainer.target import SharedHead
 
 QUERIES = 512  # block slots per drafter forward; logits of one slot each: 32 x V of them for B = 16
@@ -81,38 +82,39 @@ def _agreeing(hidden: Tensor, truth: Tensor, lm_head: Tensor) -> list[int]:
 
 
 def _draft(
-    drafter: Drafter,
-    head: SharedHead,
-    document: Document,
-    features: Tensor,
-    responses: list[tuple[int, int]],
-    length: int,
+    drafter: Drafter, head: SharedHead, document: Document, features: Tensor, responses: list[tuple[int, int]]
 ) -> list[int]:
-    """How many drafted tokens agree at each possible anchor of the document's responses, in order.
-
-    On CUDA the context is padded to `length` and the anchors to full batches: one shape for all documents."""
+    """How many drafted tokens agree at each possible anchor of the document's responses, in order."""
     g, device = drafter.geometry, features.device
-    batch = FLEX_BLOCK // math.gcd(FLEX_BLOCK, g.block_size)
-    batch = max(batch, QUERIES // g.block_size // batch * batch)
+    batch = max(1, QUERIES // g.block_size)
     ids = document.ids.to(device)
-    if device.type == "cuda":
-        ids = pad(ids, (0, length - len(ids)))
-        features = pad(features, (0, 0, 0, len(ids) - len(features)))
     positions = torch.arange(len(ids), device=device)
     context = drafter.context(features, positions)
     anchors = torch.cat([torch.arange(first, last) for first, last in responses]).to(device)
     ends = torch.cat([torch.full((last - first,), last) for first, last in responses]).to(device)
     found: list[int] = []
     for part, end in zip(anchors.split(batch), ends.split(batch), strict=True):
-        spare = batch - len(part) if device.type == "cuda" else 0
-        blocks = Blocks(pad(part, (0, spare)), pad(torch.ones_like(part, dtype=torch.bool), (0, spare)))
-        tokens, slots = block_inputs(ids, positions, blocks.anchors, g)
-        masks = build_masks(blocks, positions, g.block_size, g.layer_types, g.sliding_window, heads=g.heads)
+        blocks = Blocks(part, torch.ones_like(part, dtype=torch.bool))
+        tokens, slots = block_inputs(ids, positions, part, g)
+        # Dense on purpose, on CUDA too: QUERIES rows of one document, not a training row's thousands.
+        masks = build_masks(
+            blocks, positions, g.block_size, g.layer_types, g.sliding_window, heads=g.heads, backend="dense"
+        )
         hidden = drafter(context, head.embed(tokens), slots, masks)
         at = part[:, None] + torch.arange(1, g.block_size, device=device)
         truth = torch.where(at <= end[:, None], ids[at.clamp(max=len(ids) - 1)], -1)
-        found += _agreeing(hidden.unflatten(0, (-1, g.block_size))[: len(part), 1:], truth, head.lm_head)
+        found += _agreeing(hidden.unflatten(0, (-1, g.block_size))[:, 1:], truth, head.lm_head)
     return found
+
+
+@contextmanager
+def _eager(drafter: Drafter) -> Iterator[None]:
+    """Documents have any length: nothing may compile for them."""
+    trained_with, drafter.islands = drafter.islands, EAGER
+    try:
+        yield
+    finally:
+        drafter.islands = trained_with
 
 
 @torch.no_grad()
@@ -128,11 +130,9 @@ def evaluate(
     """Walk every response of `documents`, which must be the target's own greedy text.
 
     features_fn: ids int64 [n] -> features [n, K*H] of that document alone, on any device; `device` and
-    `dtype` are the drafter's. Its islands must accept shapes other than a training step's.
+    `dtype` are the drafter's. Runs eagerly, whatever islands the drafter trains with.
     """
     slots = drafter.geometry.block_size - 1
-    longest = max((len(document.ids) for document in documents), default=0)
-    length = -(-longest // FLEX_BLOCK) * FLEX_BLOCK
     taus: list[float] = []
     cycles: list[tuple[int, int]] = []
     reached, accepted = [0] * slots, [0] * slots
@@ -141,8 +141,8 @@ def evaluate(
         if not responses:
             continue
         features = features_fn(document.ids).to(device, dtype)
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            agreeing = _draft(drafter, head, document, features, responses, length)
+        with _eager(drafter):
+            agreeing = _draft(drafter, head, document, features, responses)
         for first, last in responses:
             mine, agreeing = agreeing[: last - first], agreeing[last - first :]
             visited = walk(mine, last - first + 1)

@@ -283,19 +283,14 @@ class Session:
             return
         self.record.phase("evaluating", f"{len(documents)} held-out documents")
         leader = self.replicas[0]
-        trained_with = leader.drafter.islands
-        leader.drafter.islands = islands.EAGER  # other shapes than a step's: they must not compile
-        try:
-            found = acceptance.evaluate(
-                leader.drafter,
-                leader.head,
-                documents,
-                self.targets[0].features_alone,
-                device=leader.device,
-                dtype=leader.dtype,
-            )
-        finally:
-            leader.drafter.islands = trained_with
+        found = acceptance.evaluate(
+            leader.drafter,
+            leader.head,
+            documents,
+            self.targets[0].features_alone,
+            device=leader.device,
+            dtype=leader.dtype,
+        )
         self._tau = found.tau
         self.record.progress(tau=found.tau)
         print(
