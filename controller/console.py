@@ -57,6 +57,13 @@ class Console:
         elif plain:
             self._write(f"{self.prefix}{text}\n")
 
+    def confirmed(self, question: str) -> bool:
+        """Whether a person at a terminal says yes; False where there is none to ask."""
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return False
+        self._write(f"{self._wipe()}{self.prefix}{question} [y/N] ")
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
     def clear(self) -> None:
         """Take the progress line away."""
         self._write(self._wipe())

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from controller import links, release, words
+from controller import links, release, source, words
 from controller.call import call
 from controller.console import Console
 from controller.inventory import Box
@@ -17,6 +17,7 @@ from controller.plan import Plan, Step, planned_python
 def plan(box: Box) -> Plan:
     wanted = release.scan()
     shown = _args(wanted, planned_python(box), stream=False)
+    del shown["source"]
     shown["manifest"] = words.plural(len(wanted.entries), "file")
     paths = [entry.path for entry in wanted.entries]
     return Plan(
@@ -61,7 +62,13 @@ def run(box: Box, console: Console) -> Outcome:
 
 
 def _args(wanted: release.Release, python: str, *, stream: bool) -> dict[str, Any]:
-    return {"release": wanted.id, "manifest": wanted.manifest(), "python": python, "stream": stream}
+    return {
+        "release": wanted.id,
+        "manifest": wanted.manifest(),
+        "python": python,
+        "stream": stream,
+        "source": source.of(wanted.root),
+    }
 
 
 def _watched(pieces: Iterable[bytes], total: int, console: Console) -> Iterator[bytes]:

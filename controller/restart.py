@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from controller import links, stopping, words
+from controller import links, mirror, stopping, words
 from controller.call import call
 from controller.console import Console
 from controller.errors import PctrunError, Usage
@@ -22,7 +22,8 @@ FIRST_STATE_S = 180.0  # imports of torch on a cold disk take tens of seconds
 def plan(box: Box, **options: Any) -> Plan:
     args = _args(box, planned_python(box), **options)
     cache = "a fresh cache" if args["fresh_cache"] else "the cache as it is"
-    step = Step(f"stop what runs, then start recipe {args['recipe']} with {cache}", "restart", args)
+    what = f"{args['like']} again" if args["like"] else f"recipe {args['recipe']}"
+    step = Step(f"stop what runs, then start {what} with {cache}", "restart", args)
     return Plan("restart", (step,))
 
 
@@ -35,7 +36,10 @@ def run(box: Box, console: Console, **options: Any) -> Outcome:
         if "stop" in error.details:  # the old run was stopped all the same: that must not go untold
             console.note(stopping.text(error.details["stop"]))
         raise
-    return Outcome(result, f"{stopping.text(result['stop'])}\n{_text(result['start'])}")
+    started = result["start"]
+    record, source = started.pop("record", None), started.pop("provenance", None)
+    mirror.keep(box, [{"id": started["run"], "record": record, "provenance": source}])
+    return Outcome(result, f"{stopping.text(result['stop'])}\n{_text(started)}")
 
 
 def _args(
@@ -47,11 +51,16 @@ def _args(
     settings: Sequence[str] = (),
     from_scratch: bool = False,
     reason: str = "",
+    release: str = "",
+    from_run: str = "",
 ) -> dict[str, Any]:
+    given = dict(parse_setting(text) for text in settings)
     return {
         **stopping.args(box, reason=reason),
-        "recipe": recipe or box.recipe,
-        "overrides": {**box.overrides, **dict(parse_setting(text) for text in settings)},
+        "recipe": recipe or (None if from_run else box.recipe),
+        "overrides": given if from_run else {**box.overrides, **given},
+        "release": release or None,
+        "like": from_run or None,
         "python": python,
         "fresh_cache": fresh_cache,
         "resume": "none" if from_scratch else "auto",

@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import Any
 
-from agent import lock, procs, releases, unpack
+from agent import lock, procs, provenance, releases, unpack
 from agent.call import Args, Call, Json, Refusal, Roots
 from agent.files import read_json, size_words, write_json
 from agent.interpreter import find_python, import_check
@@ -17,6 +17,7 @@ ARGS: Args = {
     "manifest": (list, None, "its files: [{path, sha256, bytes, mode}]"),
     "python": (str, None, "the run's interpreter; without it this one"),
     "stream": (bool, False, "a tar of the wanted files follows on stdin"),
+    "source": (dict, None, "where it comes from: {commit, dirty}"),
 }
 KEEP = 5  # releases, besides the current one and those of live runs
 KEEP_EDITED = 2  # set-aside copies of releases that were edited by hand
@@ -39,9 +40,10 @@ def run(call: Call) -> dict[str, Any]:
         edited = unpack.differences(place, manifest) if os.path.isdir(place) else []
         answer: Json = {"release": release, "previous": previous, "files": 0, "bytes": 0, "edited": edited}
         if os.path.isdir(place) and not edited:
+            provenance.note_source(place, call.args["source"])
             if previous == release:
                 return {**answer, "outcome": "unchanged"}
-            _switch(call.roots, release, previous)
+            switch(call.roots, release, previous)
             return {**answer, "outcome": "switched", "pruned": _prune(call.roots)}
         if edited:
             shown = ", ".join(edited[:5]) + (f" and {len(edited) - 5} more" if len(edited) > 5 else "")
@@ -67,6 +69,7 @@ def _make(call: Call, release: str, manifest: list[Json], python: str, previous:
             "release": release,
             "created": time.time(),
             "operator": call.operator,
+            "source": call.args["source"],
             "files": manifest,
         }
         write_json(os.path.join(incoming, releases.MANIFEST), record)
@@ -83,7 +86,7 @@ def _make(call: Call, release: str, manifest: list[Json], python: str, previous:
         unpack.sync_folder(roots.releases)
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
-    _switch(roots, release, previous)
+    switch(roots, release, previous)
     return {
         "outcome": "deployed",
         "files": files,
@@ -93,7 +96,7 @@ def _make(call: Call, release: str, manifest: list[Json], python: str, previous:
     }
 
 
-def _switch(roots: Roots, release: str, previous: str | None) -> None:
+def switch(roots: Roots, release: str, previous: str | None) -> None:
     """Move `current`, and keep where it was as `previous`; each link is replaced in one step."""
     os.utime(releases.folder(roots, release))  # the newest are kept
     for link, target in (("previous", previous), ("current", release)):

@@ -32,6 +32,25 @@ def names(roots: Roots) -> list[str]:
     return [name for _, name in sorted(found, reverse=True)]
 
 
+def named(roots: Roots, release: str) -> str:
+    """The release that `current`, `previous`, a name or the beginning of one means, or a refusal."""
+    if release in ("current", "previous"):
+        found = linked(roots, release)
+        if found is None:
+            raise Refusal("no-release", f"there is no {release} release in {roots.opt}", _known(roots))
+        return found
+    matches = [name for name in names(roots) if release and name.startswith(release)]
+    if len(matches) != 1:
+        words = "several releases begin with" if matches else "there is no release"
+        raise Refusal("no-release", f"{words} {release!r}", _known(roots))
+    return matches[0]
+
+
+def _known(roots: Roots) -> str:
+    found = ", ".join(name[:8] for name in names(roots))
+    return f"there are, newest first: {found}" if found else "invoke deploy"
+
+
 def folder(roots: Roots, release: str) -> str:
     return os.path.join(roots.releases, release)
 

@@ -137,7 +137,7 @@ def choose_resume(roots: Roots, resume: str, config_hash: str) -> dict[str, Any]
         point = resume_point(roots, resume)
         if point is None:
             raise Refusal(
-                "usage", f"run {resume} has no complete checkpoint", "choose another run, auto or none"
+                "usage", f"run {resume} has no checkpoint to go on from", "invoke restart --from-scratch"
             )
         return point
     for run in ids(roots):

@@ -74,6 +74,7 @@ def disk(path: str) -> dict[str, Any] | None:
         "free_bytes": room.f_bavail * room.f_frsize,
         "total_bytes": room.f_blocks * room.f_frsize,
         "inodes_free": room.f_favail,
+        "inodes_total": room.f_files,  # 0: this file system does not count them (btrfs)
     }
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from typing import Any, NamedTuple
 
-from agent import cache, gpu, interpreter, lock, procs, releases, runs, tmux
+from agent import cache, gpu, interpreter, lock, procs, provenance, releases, runs, tmux
 from agent.call import Args, Call, Json, Refusal, Roots
 from agent.files import read_json, size_words, tail_lines, write_json
 
@@ -17,6 +18,8 @@ ARGS: Args = {
     "python": (str, None, "the run's interpreter; without it this one"),
     "fresh_cache": (bool, False, "start with an empty compile cache"),
     "resume": (str, "auto", "auto, none or a run id"),
+    "release": (str, None, "release, or the beginning of its name; without it the current one"),
+    "like": (str, None, "a run to repeat: its recipe, overrides, release; `auto` resumes it"),
     "grace_s": (float, None, "seconds that a later stop gives the trainer; without it 120"),
     "first_state_s": (float, 180.0, "seconds to wait for the first state"),
 }
@@ -31,7 +34,10 @@ class Plan(NamedTuple):
     release: str
     release_dir: str
     python: str
-    recipe: Json
+    recipe: Json  # what `trainer.describe` says of it
+    name: str
+    overrides: Any
+    resume: str
 
 
 def run(call: Call) -> Json:
@@ -43,14 +49,15 @@ def run(call: Call) -> Json:
 
 def prepare(call: Call) -> Plan:
     """Look for all that a run needs; one refusal for the first thing missing. Changes nothing."""
-    roots, name = call.roots, call.args["recipe"]
-    release = releases.linked(roots, "current")
-    if release is None:
+    roots, args = call.roots, _wishes(call)
+    name, overrides = args["recipe"], args["overrides"]
+    if not releases.names(roots):
         raise Refusal("no-release", f"no release in {roots.opt}", "invoke deploy")
+    release = releases.named(roots, args["release"] or "current")
     release_dir = releases.folder(roots, release)
-    python = interpreter.find_python(call.args["python"])
+    python = interpreter.find_python(args["python"])
     _find_recipe(release_dir, name)
-    recipe = interpreter.describe_recipe(python, release_dir, name, call.args["overrides"])
+    recipe = interpreter.describe_recipe(python, release_dir, name, overrides)
     model = str(recipe.get("model"))
     if not os.path.isdir(os.path.join(release_dir, model)):
         raise Refusal(
@@ -65,7 +72,28 @@ def prepare(call: Call) -> Plan:
             f"{roots.runs} has {size_words(free)} free, two checkpoints need {size_words(needed)}",
             "remove old checkpoints, or give the container more disk",
         )
-    return Plan(release, release_dir, python, recipe)
+    return Plan(release, release_dir, python, recipe, name, overrides, args["resume"])
+
+
+def _wishes(call: Call) -> Json:
+    """The arguments, completed from the run that is to be repeated."""
+    args = call.args
+    if args["like"] is None:
+        return args
+    like = args["like"]
+    record = read_json(os.path.join(runs.require(call.roots, like), "run.json"))
+    if record is None:
+        raise Refusal("usage", f"run {like} has no run.json that can be read", "name a recipe instead")
+    theirs, ours = record.get("overrides") or {}, args["overrides"]
+    if not (isinstance(theirs, dict) and isinstance(ours, dict)):
+        raise Refusal("usage", f"the overrides of {like} cannot be merged with others", "give all of them")
+    return {
+        **args,
+        "recipe": args["recipe"] or record.get("recipe"),
+        "overrides": {**theirs, **ours},
+        "release": args["release"] or record.get("release"),
+        "resume": like if args["resume"] == "auto" else args["resume"],
+    }
 
 
 def _find_recipe(release_dir: str, name: str | None) -> None:
@@ -95,9 +123,10 @@ def refuse_if_alive(roots: Roots) -> None:
 def launch(call: Call, plan: Plan) -> Json:
     """Make the run and start it; returns with its first state, or refuses with `died` and its last lines."""
     roots, args = call.roots, call.args
-    resume_from = runs.choose_resume(roots, args["resume"], str(plan.recipe.get("config_hash")))
+    resume_from = runs.choose_resume(roots, plan.resume, str(plan.recipe.get("config_hash")))
     versions = interpreter.versions(plan.python)
-    made = cache.make_key(versions, gpu.query(roots.run), plan.release_dir)
+    gpus = gpu.query(roots.run)
+    made = cache.make_key(versions, gpus, plan.release_dir)
     chosen = cache.choose(roots, made, args["fresh_cache"], call.nonce)
     run_id, run_dir = runs.create(roots)
     record = {
@@ -106,8 +135,8 @@ def launch(call: Call, plan: Plan) -> Json:
         "created": time.time(),
         "release": plan.release,
         "release_dir": plan.release_dir,
-        "recipe": args["recipe"],
-        "overrides": args["overrides"],
+        "recipe": plan.name,
+        "overrides": plan.overrides,
         "python": plan.python,
         "argv": [plan.python, "-m", "trainer", "--run-dir", run_dir],
         "env": _environment(plan.python, run_id, run_dir, chosen["dir"]),
@@ -119,9 +148,10 @@ def launch(call: Call, plan: Plan) -> Json:
         "versions": versions,
     }
     try:
+        provenance.record(run_dir, plan.release_dir, plan.python, plan.recipe, gpus)
         write_json(os.path.join(run_dir, "run.json"), record)
-    except OSError:
-        os.rmdir(run_dir)  # a full disk: no run without a record
+    except (OSError, Refusal):
+        shutil.rmtree(run_dir, ignore_errors=True)  # a full disk: no run without a record
         raise
     where = f"from step {resume_from['step']} of {resume_from['run']}" if resume_from else "from scratch"
     call.frames.note(f"{run_id}: release {plan.release}, {where}, {chosen['choice']} cache")
@@ -134,6 +164,8 @@ def launch(call: Call, plan: Plan) -> Json:
         "resume_from": resume_from,
         "cache": {**chosen, "legacy": cache.legacy(delete=args["fresh_cache"])},
         "phase": phase,
+        "record": {key: value for key, value in record.items() if key not in ("env", "argv")},
+        "provenance": provenance.read(run_dir),
         "first_state_after_s": None if phase is None else round(time.monotonic() - began, 3),
     }
 

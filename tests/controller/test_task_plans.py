@@ -20,6 +20,12 @@ from controller import (
     plan,
     release,
     restart,
+    rollback,
+    runs,
+    runs_diff,
+    runs_pin,
+    runs_prune,
+    runs_show,
     status,
     wait,
 )
@@ -51,6 +57,17 @@ PLANS: dict[str, tuple[Any, Box, dict[str, Any]]] = {
     "attach": (attach, LAB, {}),
     "attach-named": (attach, LAB, {"run_id": "r-0001", "only_print": True}),
     "fetch": (fetch, LAB, {"run_id": "r-0004", "checkpoint": "best", "out": "drafters"}),
+    "rollback": (rollback, LAB, {}),
+    "restart-from": (
+        restart,
+        LAB,
+        {"from_run": "r-0003", "release": "9f31c2", "settings": ["train.lr=1e-4"]},
+    ),
+    "runs": (runs, LAB, {}),
+    "runs-show": (runs_show, LAB, {"run_id": "r-0004"}),
+    "runs-diff": (runs_diff, LAB, {"first": "r-0003", "second": "r-0004"}),
+    "runs-prune": (runs_prune, LAB, {"keep": 5}),
+    "runs-pin": (runs_pin, LAB, {"run_id": "r-0004", "reason": "the paper"}),
     "wait": (wait, LAB, {"until": "finished", "timeout_s": 60}),
 }
 

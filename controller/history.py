@@ -1,0 +1,128 @@
+"""The runs of a box as people compare them: from the container, and from memory where it has them no more."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller import mirror, progress
+from controller.call import call
+from controller.deadline import Deadline
+from controller.errors import NotRunning, Unreachable
+from controller.inventory import Box
+from controller.verdict import Verdict, judge
+
+Json = dict[str, Any]
+
+_LOOK = Deadline(total=120.0)
+_SMOOTH = 20  # steps over which a loss is averaged: one step's is noise
+
+
+@dataclass(frozen=True)
+class History:
+    """Entries as the agent's `runs` gives them; one from memory has `seen_at`. `now`: the container's clock.
+
+    `why`: what kept us from looking, or empty.
+    """
+
+    entries: list[Json]
+    now: float | None
+    total: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What came of a run. Loss: mean of the last 20 steps; rates: steady steps at its end; τ as evaluated."""
+
+    step: int
+    steps: int
+    tokens_per_s: float | None
+    step_s: float | None
+    loss: float | None
+    tau: float | None
+    best_tau: float | None
+    best_step: int | None
+    seconds: float | None
+    word: str = field(default="")
+
+
+def args(ids: Sequence[str] = (), *, limit: int = 20, detail: bool = False) -> Json:
+    return {"runs": list(ids), "limit": limit, "detail": detail}
+
+
+def look(box: Box, ids: Sequence[str] = (), *, limit: int = 20, detail: bool = False) -> History:
+    """The named runs, else the newest `limit` (0: all), newest first; what is seen is remembered.
+
+    A box that cannot be reached is answered from memory, if there is any. Raises NotRunning for a run that
+    neither knows, and what kept us from looking.
+    """
+    wishes = {**args(ids, limit=limit, detail=detail), "without": mirror.with_provenance(box)}
+    remembered = mirror.read(box)
+    try:
+        answer = call(box, "runs", wishes, deadline=_LOOK)
+    except (Unreachable, NotRunning) as error:
+        known = [_recall(run_id, remembered) for run_id in ids] if ids else remembered[: limit or None]
+        found = [entry for entry in known if entry is not None]
+        if not found or len(found) < len(ids):
+            raise
+        return History(found, None, len(remembered), error.message)
+    mirror.keep(box, answer["runs"])
+    by_id = {str(entry["id"]): _completed(entry, remembered) for entry in answer["runs"]}
+    if not ids:
+        return History(list(by_id.values()), answer["now"], answer["total"])
+    found = []
+    for run_id in ids:
+        entry = by_id.get(run_id) or _recall(run_id, remembered)
+        if entry is None:
+            raise NotRunning(f"there is no run {run_id}", "invoke runs lists them", kind="no-run")
+        found.append(entry)
+    return History(found, answer["now"], answer["total"])
+
+
+def _completed(entry: Json, remembered: list[Json]) -> Json:
+    """With the provenance that did not travel because it is here."""
+    if "provenance" in entry:
+        return entry
+    created = (entry.get("record") or {}).get("created")
+    same = (each for each in remembered if each["id"] == entry["id"] and each["record"]["created"] == created)
+    return {**entry, "provenance": next((each.get("provenance") for each in same), None)}
+
+
+def _recall(run_id: str, remembered: list[Json]) -> Json | None:
+    return next((each for each in remembered if each["id"] == run_id), None)
+
+
+def verdict_of(entry: Json, now: float | None) -> Verdict:
+    """The verdict on one entry; on one from memory, the verdict of when it was seen."""
+    state, record = entry.get("state") or {}, entry.get("record") or {}
+    if now is None or entry.get("seen_at"):
+        now = state.get("heartbeat") or record.get("created") or 0.0
+    return judge({"now": now, "run": entry})
+
+
+def figures(entry: Json, now: float | None) -> Figures:
+    pace, record = progress.of(entry), entry.get("record") or {}
+    losses = [line["loss"] for line in entry.get("metrics") or [] if line.get("loss") is not None]
+    evaluated = entry.get("evaluations") or []
+    best = max(evaluated, key=lambda each: (each["tau"], each["step"]), default=None)
+    state = entry.get("state") or {}
+    ended = (entry.get("exit") or {}).get("at") or (
+        None if entry.get("processes") else state.get("heartbeat")
+    )
+    until = ended or (state.get("heartbeat") if entry.get("seen_at") else now)
+    created = record.get("created")
+    return Figures(
+        step=pace.step,
+        steps=pace.steps,
+        tokens_per_s=pace.tokens_per_s,
+        step_s=pace.step_s,
+        loss=statistics.fmean(losses[-_SMOOTH:]) if losses else pace.loss,
+        tau=evaluated[-1]["tau"] if evaluated else pace.tau,
+        best_tau=best["tau"] if best else None,
+        best_step=int(best["step"]) if best else None,
+        seconds=until - created if until and created else None,
+        word=verdict_of(entry, now).word,
+    )

@@ -1,0 +1,118 @@
+"""Every run of a box in one table, newest first: what it was, how it ended, how fast, how good."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from typing import Any
+
+from controller import history, words
+from controller.console import Console
+from controller.history import Figures, History
+from controller.inventory import Box
+from controller.outcome import Outcome
+from controller.plan import Plan, Step
+
+Json = dict[str, Any]
+
+_HEAD = ("", "run", "verdict", "started", "step", "tok/s", "loss", "τ", "recipe", "release", "by")
+_RIGHT = (4, 5, 6, 7)
+_WIDTH = 100
+NONE = "–"
+
+
+def plan(box: Box, *, limit: int = 20) -> Plan:
+    return Plan("runs", (Step("look at the runs, change nothing", "runs", history.args(limit=limit)),))
+
+
+def run(box: Box, console: Console, *, limit: int = 20) -> Outcome:
+    """The table; from memory, and said so, while the box cannot be reached."""
+    found = history.look(box, limit=limit)
+    if found.why:
+        console.note(f"{found.why}; what follows is from memory")
+    rows = [document(entry, found) for entry in found.entries]
+    return Outcome({"runs": rows, "total": found.total, "from_memory": bool(found.why)}, _table(rows, found))
+
+
+def document(entry: Json, found: History) -> Json:
+    """One run for `--json` and for the table."""
+    record, place = entry.get("record") or {}, entry.get("provenance") or {}
+    verdict = history.verdict_of(entry, found.now)
+    return {
+        "id": entry["id"],
+        "verdict": verdict.word,
+        "summary": verdict.summary,
+        "reasons": list(verdict.reasons),
+        "created": record.get("created"),
+        "recipe": record.get("recipe"),
+        "release": record.get("release"),
+        "source": place.get("source"),
+        "operator": record.get("operator"),
+        "resume_from": record.get("resume_from"),
+        "config_hash": record.get("config_hash"),
+        "pinned": bool(entry.get("pin")),
+        "seen_at": entry.get("seen_at"),
+        "checkpoints": [each["step"] for each in entry.get("checkpoints") or []],
+        "export": bool(entry.get("export")),
+        **_plain(history.figures(entry, found.now)),
+    }
+
+
+def _plain(figures: Figures) -> Json:
+    values = dataclasses.asdict(figures)
+    del values["word"]
+    return values
+
+
+def clock(at: float | None) -> str:
+    return NONE if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%b %d %H:%M")
+
+
+def operator(who: Any) -> str:
+    return f"{who.get('user', '?')}@{who.get('host', '?')}" if isinstance(who, dict) and who else NONE
+
+
+def number(value: float | None, form: str) -> str:
+    return NONE if value is None else form.format(value)
+
+
+def _table(rows: list[Json], found: History) -> str:
+    if not rows:
+        return "no run yet: invoke restart"
+    lines = [_HEAD, *(_row(each) for each in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
+    shown = []
+    for line in lines:
+        cells = [
+            f"{cell:>{width}}" if column in _RIGHT else f"{cell:<{width}}"
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        text = "  ".join(cells).rstrip()
+        shown.append(text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…")
+    more = found.total - len(rows)
+    if more > 0:
+        shown.append(f"and {more} older: --limit 0 shows them")
+    shown.append("next  invoke runs.show RUN   |   invoke runs.diff A B   |   invoke plot A,B")
+    return "\n".join(shown)
+
+
+def _row(each: Json) -> tuple[str, ...]:
+    word = each["verdict"].upper()
+    if each["seen_at"]:
+        word += f" {words.age(time.time() - each['seen_at'])} ago"
+    steps = f"{each['step']}/{each['steps']}" if each["steps"] else str(each["step"])
+    rate = each["tokens_per_s"]
+    return (
+        "*" if each["pinned"] else "",
+        each["id"],
+        word,
+        clock(each["created"]),
+        steps,
+        NONE if rate is None else words.rate(rate).removesuffix(" tok/s"),
+        number(each["loss"], "{:.3f}"),
+        number(each["tau"], "{:.2f}"),
+        str(each["recipe"] or NONE),
+        str(each["release"] or NONE)[:8],
+        operator(each["operator"]),
+    )

@@ -1,0 +1,107 @@
+"""All that made one run what it was, and what came of it, on one screen."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from controller import history, runs, source, words
+from controller.console import Console
+from controller.inventory import Box
+from controller.outcome import Outcome
+from controller.plan import Plan, Step
+
+Json = dict[str, Any]
+
+_MAIN = ("python", "torch", "triton", "transformers", "flash-linear-attention", "causal-conv1d")
+_WIDTH = 100
+
+
+def plan(box: Box, *, run_id: str = "") -> Plan:
+    args = history.args([run_id] if run_id else [], limit=1, detail=True)
+    return Plan("runs.show", (Step(f"look at {run_id or 'the newest run'}, change nothing", "runs", args),))
+
+
+def run(box: Box, console: Console, *, run_id: str = "") -> Outcome:
+    found = history.look(box, [run_id] if run_id else [], limit=1, detail=True)
+    if found.why:
+        console.note(f"{found.why}; what follows is from memory")
+    if not found.entries:
+        return Outcome({"run": None}, "no run yet: invoke restart")
+    [entry] = found.entries
+    row = runs.document(entry, found)
+    facts = {"record": entry.get("record"), "provenance": entry.get("provenance"), "exit": entry.get("exit")}
+    document = {**row, **facts, "pin": entry.get("pin"), "evaluations": entry.get("evaluations") or []}
+    return Outcome(document, "\n".join(_screen(box, document)), word=row["verdict"])
+
+
+def _screen(box: Box, row: Json) -> Iterator[str]:
+    record, place = row["record"] or {}, row["provenance"] or {}
+    yield f"{box.label}  {row['id']}  {row['verdict'].upper()}  {row['summary']}"
+    for reason in row["reasons"]:
+        yield _line("why", reason)
+    took = f", {words.duration(row['seconds'])} in all" if row["seconds"] is not None else ""
+    by = runs.operator(row["operator"])
+    yield _line("started", f"{runs.clock(row['created'])} UTC by {by}{took}")
+    if row["pin"]:
+        why = f": {row['pin']['reason']}" if row["pin"].get("reason") else ""
+        yield _line("pinned", f"by {runs.operator(row['pin'].get('operator'))}{why}")
+    begin = row["resume_from"]
+    yield _line("resumed", f"from {begin['run']} step {begin['step']}" if begin else "no, from scratch")
+    yield _line("recipe", f"{row['recipe']}  (configuration {row['config_hash'] or '?'})")
+    for name, value in (record.get("overrides") or {}).items():
+        yield _line("", f"{name} = {value}")
+    yield _line("release", f"{row['release']}, commit {source.text(row['source'])}")
+    versions = record.get("versions") or {}
+    known = [f"{name} {versions[name]}" for name in _MAIN if versions.get(name)]
+    yield _line("versions", ", ".join(known) or "not recorded")
+    packages = place.get("packages") or {}
+    yield _line("packages", f"{len(packages)}, environment {place.get('environment') or '?'}")
+    yield _line("gpus", gpus(place.get("gpus") or {}))
+    machine = place.get("machine") or {}
+    if machine:
+        memory = words.size(machine.get("memory_bytes") or 0)
+        yield _line(
+            "machine",
+            f"{machine.get('hostname')}, {machine.get('cpus')} cores, {memory}, {machine.get('kernel')}",
+        )
+    cache = record.get("cache") or {}
+    yield _line("cache", f"{cache.get('choice', '?')} ({cache.get('key', '?')})")
+    yield _line("step", f"{row['step']}/{row['steps']}" if row["steps"] else str(row["step"]))
+    if row["tokens_per_s"] is not None:
+        pace = f"{words.rate(row['tokens_per_s'])}, {words.duration(row['step_s'] or 0)} a step"
+        yield _line("speed", f"{pace}, at its end")
+    if row["loss"] is not None:
+        yield _line("loss", f"{row['loss']:.4f} (mean of its last 20 steps)")
+    if row["best_tau"] is not None:
+        yield _line("τ", f"{row['tau']:.3f} last, {row['best_tau']:.3f} best at step {row['best_step']}")
+    saved = ", ".join(map(str, row["checkpoints"])) or "none"
+    yield _line("saved", f"checkpoints at step {saved}{'; export' if row['export'] else ''}")
+    yield from _values(place.get("recipe"))
+
+
+def _values(tree: Any) -> Iterator[str]:
+    """Every value of the recipe, a section a line."""
+    if not isinstance(tree, dict):
+        return
+    sections = {"": {key: value for key, value in tree.items() if not isinstance(value, dict)}}
+    sections |= {f"{key}: ": value for key, value in tree.items() if isinstance(value, dict)}
+    name = "values"
+    for section, values in sections.items():
+        shown = ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
+        for part in textwrap.wrap(f"{section}{shown}", _WIDTH - 13):
+            yield _line(name, part)
+            name = ""
+
+
+def gpus(facts: Json) -> str:
+    names = facts.get("names") or {}
+    if not names:
+        return "none"
+    listed = ", ".join(f"{count} x {name.removeprefix('NVIDIA ')}" for name, count in names.items())
+    return f"{listed}, driver {facts.get('driver') or '?'}"
+
+
+def _line(name: str, text: str) -> str:
+    return f"  {name:<10} {text}"

@@ -1,0 +1,73 @@
+"""What became of every run, for people who compare: facts of many runs in one answer, no opinion on any."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from agent import metrics, procs, provenance, runs, shapes, snapshot
+from agent.call import Args, Call, Json, Roots
+from agent.files import read_json, tail_objects
+
+ARGS: Args = {
+    "runs": (list, [], "run ids; without them the newest"),
+    "limit": (int, 20, "how many of the newest; 0: all"),
+    "detail": (bool, False, "with curves over the whole run"),
+    "without": (list, [], "ids@created whose provenance the other side has already"),
+}
+TAIL = 60  # metrics lines: what a rate looks back on
+POINTS = 64
+PIN = "pin.json"
+_KEPT = ("step", "loss", "tokens", "step_s", "compile", "tau")
+_LEFT_OUT = ("env", "argv", "schema")  # of run.json: the environment may hold what nobody else should see
+
+
+def run(call: Call) -> Json:
+    """`{now, total, runs[], missing[]}`; a run that is not here is missing, not an error."""
+    args, marked = call.args, procs.marked()
+    known = runs.known(call.roots, marked)
+    wanted = args["runs"] or (known[: args["limit"]] if args["limit"] else known)
+    here = [each for each in wanted if each in known]
+    return {
+        "now": time.time(),
+        "total": len(known),
+        "runs": [entry(call.roots, each, marked, args["detail"], args["without"]) for each in here],
+        "missing": [each for each in wanted if each not in known],
+    }
+
+
+def entry(
+    roots: Roots, run_id: str, marked: dict[str, list[procs.Proc]], detail: bool, without: list[Any]
+) -> Json:
+    """One run, with the same names as in a snapshot, and `evaluations pin provenance? curves?`."""
+    path = runs.folder(roots, run_id)
+
+    def read(name: str, shape: Json) -> Any:
+        return shapes.sound(read_json(os.path.join(path, name)), shape)
+
+    record = read("run.json", shapes.RECORD)
+    if record is not None:
+        record = {key: value for key, value in record.items() if key not in _LEFT_OUT}
+    state = read("state.json", shapes.STATE)
+    lines = [shapes.sound(line, shapes.METRICS) for line in tail_objects(metrics.path(path), TAIL)]
+    facts: Json = {
+        "id": run_id,
+        "record": record,
+        "state": state,
+        "exit": read("exit.json", shapes.EXIT),
+        "stop": read("stop.json", shapes.STOP),
+        "pin": read_json(os.path.join(path, PIN)),
+        "metrics": [
+            {key: line[key] for key in _KEPT if key in line} for line in lines if line.get("step") is not None
+        ],
+        "evaluations": metrics.evaluations(path),
+        "checkpoints": [{"step": each.step, "at": each.at} for each in runs.checkpoints(path)],
+        "export": os.path.isdir(os.path.join(path, "export")),
+        "processes": snapshot.processes(marked.get(path, []), state),
+    }
+    if f"{run_id}@{(record or {}).get('created')}" not in without:
+        facts["provenance"] = provenance.read(path)
+    if detail:
+        facts["curves"] = metrics.curves(path, POINTS)
+    return facts
