@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer import watchdog
-from trainer.config import load_recipe
+from trainer import checkpoint, watchdog
+from trainer.config import config_hash, load_recipe
 from trainer.data import RowOrder, load_corpus, load_tokenizer
 from trainer.exchange import checksum
 from trainer.geometry import resolve
@@ -40,14 +40,14 @@ class Rig:
         self.results: list[StepResult] = []
         self.stop = threading.Event()
 
-    def run(self, on_step=None, while_running=lambda: None) -> None:
+    def run(self, on_step=None, while_running=lambda: None, *, start_step=0) -> None:
         torch.set_num_threads(1)
         Pipeline(
             self.recipe,
             self.order,
             self.targets,
             self.replicas,
-            start_step=0,
+            start_step=start_step,
             stop=self.stop,
             on_step=on_step or self.results.append,
         ).run(while_running)
@@ -80,6 +80,50 @@ def test_any_split_takes_the_steps_of_one_drafter_with_all_rows(tiny_release, sp
     for other in rig.replicas[1:]:
         assert torch.equal(other.storage.weights, rig.replicas[0].storage.weights)
     assert rig.results[-1].last
+
+
+def test_a_run_goes_on_with_other_splits_as_if_it_had_never_stopped(tiny_release, tmp_path):
+    """Two drafters, then one, then three. Only the order in which fp32 gradients are summed differs."""
+    recipe = ("train.steps=12", "train.rows_per_step=6")
+    whole = Rig(tiny_release, *recipe, "topology.split=1:2")
+    whole.run()
+
+    losses, rows = [], []
+
+    def go_on(split: str, start: int, end: int) -> Rig:
+        rig = Rig(tiny_release, *recipe, f"topology.split={split}")
+        config = {"config_hash": config_hash(rig.recipe), "data_sha256": "same"}
+        if start:
+            path = tmp_path / f"step-{start:06d}"
+            assert checkpoint.check(path, config) == start
+            for replica in rig.replicas:
+                checkpoint.load(path, start, replica.drafter, replica.optimizer)
+        honest = rig.order.row
+        rig.order.row = lambda index: rows.append(index) or honest(index)
+
+        def on_step(result: StepResult) -> None:
+            losses.append(result.loss)
+            if result.steps_done == end - 1:
+                rig.stop.set()
+            if result.last:
+                leader = rig.replicas[0]
+                checkpoint.save(tmp_path, end, leader.drafter, leader.optimizer, config, keep=3)
+
+        rig.run(on_step, start_step=start)
+        del rows[end * 6 :]  # the loader was ahead of the stop
+        return rig
+
+    go_on("1:2", 0, 4)
+    go_on("2:1", 4, 8)
+    last = go_on("1:3", 8, 12)
+    assert rows == list(range(12 * 6))
+    assert losses == pytest.approx([result.loss for result in whole.results], rel=2e-6)
+    assert losses[:4] == [result.loss for result in whole.results[:4]]  # the same split: the same bits
+    for name, tensor in whole.state(0).items():
+        assert torch.allclose(last.state(0)[name], tensor, atol=1e-5), name
+    moments = whole.replicas[0].optimizer.tensors()
+    for name, tensor in last.replicas[0].optimizer.tensors().items():
+        assert torch.allclose(moments[name], tensor, rtol=1e-3, atol=1e-7), name
 
 
 def test_drafters_whose_weights_drift_apart_end_the_run(tiny_release):
