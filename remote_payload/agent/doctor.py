@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable
+from typing import Callable
 
 from agent import cache, files, gpu_health, interpreter, procs, releases, snapshot
 from agent.call import Args, Call, Json, Refusal, Roots
@@ -28,6 +28,7 @@ ARGS: Args = {
 }
 NODES_S = 5.0
 CACHES_S = 2.0  # for counting their bytes: a cache of months has many thousand files
+NO_ROOM = 3  # exit code of trainer.kernels: the GPU is too full to try
 FX_THREADS = "trainer/fx_threads.py"
 
 
@@ -145,7 +146,7 @@ def _caches(roots: Roots, facts: Json, release_dir: str | None) -> Json:
 
 
 def _kernels(call: Call, facts: Json, release_dir: str | None) -> Json:
-    """The proof of `trainer.kernels` (`{fast, lines[], …}`), or `{error, hint}`, or why none: `{skipped}`."""
+    """The proof (`{reports[], seconds}`), or `{error, hint}`, or why there is none: `{skipped}`."""
     if not call.args["prove"]:
         return {"skipped": "not asked for"}
     if facts["gpus"]["status"] == "absent":
@@ -167,10 +168,15 @@ def _prove(call: Call, facts: Json, release_dir: str) -> Json:
     python, seconds = facts["python"]["path"], call.args["prove_s"]
     began = time.monotonic()
     done = interpreter.run_python(python, argv, release_dir, seconds, cache.environment(folder))
-    took = {"seconds": round(time.monotonic() - began, 3), "code": done.returncode}
-    lines: list[Any] = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    took = round(time.monotonic() - began, 3)
+    printed = [line for line in done.stdout.splitlines() if line.startswith("{")]
     try:
-        return {**json.loads(lines[-1]), **took}
+        answer: Json = json.loads(printed[-1])
     except (ValueError, IndexError):
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         raise Refusal("kernels", said[-1] if said else f"the proof ended with {done.returncode}") from None
+    if done.returncode == NO_ROOM:
+        return {"skipped": str(answer.get("error"))}
+    if not answer.get("ok"):
+        raise Refusal("kernels", str(answer.get("error")))
+    return {"reports": answer["reports"], "seconds": took}

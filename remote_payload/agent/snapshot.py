@@ -106,14 +106,19 @@ def _run(
         "exit": read("exit.json", shapes.EXIT),
         "stop": read("stop.json", shapes.STOP),
         "metrics": [line for line in metrics if line.get("step") is not None],
-        "checkpoints": [
-            {"step": each.step, "path": each.path, "bytes": tree_bytes(each.path)[0], "at": each.at}
-            for each in runs.checkpoints(path)
-        ],
+        "checkpoints": checkpoints(path),
         "processes": processes(marked.get(path, []), state),
         "log": _log(os.path.join(path, "train.log"), args["log_lines"]),
         "tmux": tmux.has_session(roots.run, run_id),
     }
+
+
+def checkpoints(run_dir: str) -> list[dict[str, Any]]:
+    """`{step, path, bytes, at}` of the whole ones, by step."""
+    return [
+        {"step": each.step, "path": each.path, "bytes": tree_bytes(each.path)[0], "at": each.at}
+        for each in runs.checkpoints(run_dir)
+    ]
 
 
 def processes(found: list[procs.Proc], state: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -57,7 +57,19 @@ def test_the_list_is_a_front_page(invoke: Invoke) -> None:
     listed = invoke("--list")
     lines = [line for line in listed.stdout.splitlines()[2:] if line.strip()]
     assert [line.split()[0] for line in lines] == [
-        *("abort", "attach", "boxes", "deploy", "exec", "fetch", "logs", "restart", "rollback", "status"),
+        *(
+            "abort",
+            "attach",
+            "boxes",
+            "deploy",
+            "doctor",
+            "exec",
+            "fetch",
+            "logs",
+            "restart",
+            "rollback",
+            "status",
+        ),
         "wait",
         *("runs.diff", "runs.list", "runs.pin", "runs.prune", "runs.show"),
         *("sandbox.down", "sandbox.model", "sandbox.status", "sandbox.up"),

@@ -13,6 +13,7 @@ from controller import (
     abort,
     attach,
     deploy,
+    doctor,
     execution,
     fetch,
     links,
@@ -56,6 +57,8 @@ PLANS: dict[str, tuple[Any, Box, dict[str, Any]]] = {
     "exec": (execution, LAB, {"command": "sh -c 'echo $HOME'", "more": ["a b", ""], "with_stdin": True}),
     "attach": (attach, LAB, {}),
     "attach-named": (attach, LAB, {"run_id": "r-0001", "only_print": True}),
+    "doctor": (doctor, LAB, {}),
+    "doctor-quick": (doctor, LAB, {"quick": True}),
     "fetch": (fetch, LAB, {"run_id": "r-0004", "checkpoint": "best", "out": "drafters"}),
     "rollback": (rollback, LAB, {}),
     "restart-from": (

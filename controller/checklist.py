@@ -1,0 +1,73 @@
+"""The doctor's screen: a line a check, the mend under what is not right, what to do first at the end."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from controller.checks import FAILED, OK, SKIPPED, WARNING, Check, counts
+
+WIDTH = 100
+_MARKS = {OK: "✓ ok", WARNING: "! warn", FAILED: "✗ FAIL", SKIPPED: "– skip"}
+_INDENT = 32  # where the words begin: group, mark and name stand before them
+
+
+def screen(label: str, checks: Sequence[Check]) -> str:
+    """Plain text of at most 100 columns; nothing is cut, because a mend is there to be copied."""
+    lines = [f"{label}  {_headline(checks)}"]
+    shown = ""
+    for check in _folded(checks):
+        group = "" if check.group == shown else check.group
+        shown = check.group
+        head = f"  {group:<9}  {_MARKS[check.state]:<6}  {check.name}"
+        lines += _wrapped(head, check.says)
+        if check.mend and check.state in (WARNING, FAILED):
+            lines += _wrapped(" " * 21 + "mend", check.mend)
+    lines += _wrapped("  next", _next(checks), indent=13)
+    return "\n".join(lines)
+
+
+def _headline(checks: Sequence[Check]) -> str:
+    number = counts(checks)
+    parts = [f"{number[FAILED]} failed" if number[FAILED] else "nothing failed"]
+    if number[WARNING]:
+        parts.append(f"{number[WARNING]} to look at")
+    parts.append(f"{number[OK]} ok")
+    if number[SKIPPED]:
+        parts.append(f"{number[SKIPPED]} skipped")
+    word = "NOT READY" if number[FAILED] else "READY"
+    return f"{word}  {', '.join(parts)}"
+
+
+def _folded(checks: Sequence[Check]) -> Iterator[Check]:
+    """Neighbours of one group that were skipped for the same reason are one line."""
+    for _, found in groupby(checks, key=lambda check: (check.group, check.state, check.says)):
+        rows = list(found)
+        if rows[0].state == SKIPPED and len(rows) > 1:
+            names = ", ".join(row.name for row in rows)
+            yield Check(rows[0].group, "", SKIPPED, f"{names}: {rows[0].says}")
+        else:
+            yield from rows
+
+
+def _wrapped(head: str, says: str, indent: int = _INDENT) -> list[str]:
+    first = f"{head:<{indent - 1}} "
+    clean = "".join(letter if letter.isprintable() else " " for letter in says)
+    return textwrap.wrap(
+        clean,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [first.rstrip()]
+
+
+def _next(checks: Sequence[Check]) -> str:
+    """The first mend: what comes before it on the way is right, and what comes after may depend on it."""
+    for state in (FAILED, WARNING):
+        for check in checks:
+            if check.state == state:
+                return f"{check.name}: {check.mend}"
+    return "invoke restart, or invoke status if a run is alive"
