@@ -19,6 +19,7 @@ from trainer.geometry import DrafterGeometry
 GIB = 2**30
 FP32 = 4
 RESERVE = 2 * GIB  # CUDA context, cuBLAS workspaces, fragments
+STEP_SLACK = GIB // 4  # row, masks, rotary tables, what the allocator rounds up
 ROWS_AT_A_DRAFTER = 2  # features of the row in work and of the next, already on its way
 
 
@@ -47,6 +48,12 @@ def drafter_need(recipe: Recipe, g: DrafterGeometry, dtype: torch.dtype) -> dict
         "layers": size * layers,
         "logits of a chunk": 2 * size * chunk * g.vocab_size + 2 * size * drafted * hidden,
     }
+
+
+def step_need(recipe: Recipe, g: DrafterGeometry, dtype: torch.dtype) -> int:
+    """Bytes that come and go with each row, features apart."""
+    parts = drafter_need(recipe, g, dtype)
+    return STEP_SLACK + sum(parts[name] for name in ("context", "layers", "logits of a chunk"))
 
 
 def check_drafters(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer import compile_watch, islands, memory
 from trainer.anchors import draw_anchors
 from trainer.config import Recipe
 from trainer.data import Row
@@ -63,10 +64,35 @@ class Replica:
         return Contribution(parts.pack(), row.tokens)
 
     def warm_up(self, row: Row) -> None:
-        """Compile every graph that a step uses, forward and backward, and leave no trace in the weights."""
+        """Compile every graph that a step uses, forward and backward, and leave no trace in the weights.
+
+        On CUDA this proves that nothing falls back: RuntimeError unless as many graphs were made as there are
+        islands (none for a second drafter on a card), and a step takes no more memory than memory.py expects.
+        """
         features = torch.zeros(len(row.ids), self.geometry.feature_size, device=self.device, dtype=self.dtype)
+        before = compile_watch.graphs()
         self._loss(row, features).numerator.backward()
+        if self.device.type == "cuda":
+            made, expected = compile_watch.graphs() - before, islands.GRAPHS_PER_DEVICE
+            if made not in (0, expected):
+                told = "; ".join(map(str, compile_watch.compiles()[-made:]))
+                raise RuntimeError(f"the drafter compiled {made} graphs, expected {expected}: {told}")
+            self._prove_memory(row, features)
         self.storage.gradients.zero_()
+
+    def _prove_memory(self, row: Row, features: Tensor) -> None:
+        torch.cuda.synchronize(self.device)
+        resident = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self._loss(row, features).numerator.backward()
+        torch.cuda.synchronize(self.device)
+        taken = torch.cuda.max_memory_allocated(self.device) - resident
+        expected = memory.step_need(self.recipe, self.geometry, self.dtype)
+        if taken > expected:
+            raise RuntimeError(
+                f"a drafter's step took {taken / memory.GIB:.2f} GiB, expected at most "
+                f"{expected / memory.GIB:.2f}: something ran dense, or was kept that should not be"
+            )
 
     def _loss(self, row: Row, features: Tensor) -> LossParts:
         train, geometry = self.recipe.train, self.geometry

@@ -17,7 +17,7 @@ from trainer.target import SharedHead
 CPU = torch.device("cpu")
 BUDGET, ANCHORS, BLOCK, WINDOW = 128, 32, 4, 6
 GEOMETRY = DrafterGeometry(
-    hidden_size=16,
+    hidden_size=32,
     vocab_size=50,
     num_target_layers=4,
     target_layer_ids=(0, 2),
@@ -26,7 +26,7 @@ GEOMETRY = DrafterGeometry(
     layers=3,
     heads=4,
     kv_heads=2,
-    head_dim=8,
+    head_dim=16,  # what flex attention takes at least on a GPU
     intermediate_size=24,
     layer_types=("sliding_attention", "full_attention", "full_attention"),
     sliding_window=WINDOW,
