@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         recipe = load_recipe(order["recipe"], release_dir, order["overrides"])
         resolve(recipe)  # a model folder that is not there is told in a second, before torch is imported
         resume = Path(order["resume_from"]["path"]) if order.get("resume_from") else None
-        return _train(recipe, release_dir, args.run_dir, resume, stop)
+        return _train(recipe, release_dir, args.run_dir, resume, stop, order["allow_slow_kernels"])
     except Refusal as refusal:
         print(f"refused: {refusal}", file=sys.stderr, flush=True)
         return 2
@@ -48,6 +48,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override, e.g. train.steps=50"
     )
     parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="continue from this folder")
+    parser.add_argument(
+        "--allow-slow-kernels", action="store_true", help="train although only reference kernels are there"
+    )
     return parser.parse_args(argv)
 
 
@@ -59,18 +62,30 @@ def _order(args: argparse.Namespace) -> dict[str, Any]:
             "recipe": args.recipe,
             "overrides": args.set,
             "resume_from": {"path": args.resume} if args.resume else None,
+            "allow_slow_kernels": args.allow_slow_kernels,
         }
     path = args.run_dir / "run.json"
     try:
         order = json.loads(path.read_text(encoding="utf-8"))
-        return {name: order[name] for name in ("release_dir", "recipe", "overrides", "resume_from")}
+        wanted = {name: order[name] for name in ("release_dir", "recipe", "overrides", "resume_from")}
+        return {
+            **wanted,
+            "allow_slow_kernels": bool(order.get("allow_slow_kernels")) or args.allow_slow_kernels,
+        }
     except OSError as error:
         raise Refusal(f"{path} cannot be read ({error.strerror}): name a recipe with --recipe") from None
     except (ValueError, KeyError) as error:
         raise Refusal(f"{path} is not a run's record: {error}") from None
 
 
-def _train(recipe: Any, release_dir: Path, run_dir: Path, resume: Path | None, stop: threading.Event) -> int:
+def _train(
+    recipe: Any,
+    release_dir: Path,
+    run_dir: Path,
+    resume: Path | None,
+    stop: threading.Event,
+    allow_slow_kernels: bool,
+) -> int:
     from trainer.record import RunRecord  # the first state appears before torch has been imported
 
     place_in_world = _place_in_world()
@@ -81,7 +96,9 @@ def _train(recipe: Any, release_dir: Path, run_dir: Path, resume: Path | None, s
     try:
         from trainer.session import Session
 
-        session = Session(recipe, release_dir, record, stop, place_in_world)
+        session = Session(
+            recipe, release_dir, record, stop, place_in_world, allow_slow_kernels=allow_slow_kernels
+        )
         phase = session.run(resume)
         session.close()
         record.phase(phase)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from trainer import acceptance, balance, checkpoint, fx_threads, islands, report, world
-from trainer.compile_watch import CompileWatch
+from trainer import acceptance, balance, checkpoint, fx_threads, islands, memory, report, world
+from trainer.compile_watch import CompileWatch, forbid_recompiles
 from trainer.config import Recipe, config_hash
 from trainer.data import Corpus, Document, RowOrder, load_corpus, load_tokenizer
 from trainer.errors import Refusal
@@ -23,7 +23,8 @@ from trainer.geometry import DrafterGeometry, resolve
 from trainer.pipeline import Pipeline, StepResult
 from trainer.record import RunRecord
 from trainer.replica import Replica
-from trainer.target import Target, load_target
+from trainer.target import Target
+from trainer.target_loading import load_target
 from trainer.topology import Devices, place
 
 
@@ -42,8 +43,11 @@ class Session:
         record: RunRecord,
         stop: threading.Event,
         place_in_world: tuple[int, int] = (0, 1),
+        *,
+        allow_slow_kernels: bool = False,
     ) -> None:
         self.recipe, self.release_dir, self.record, self.stop = recipe, release_dir, record, stop
+        self.allow_slow_kernels = allow_slow_kernels
         self.geometry: DrafterGeometry = resolve(recipe)
         self.devices: Devices = place(recipe, self.geometry, *place_in_world)
         self.world = world.join(*place_in_world, self.devices.drafters[0])
@@ -91,6 +95,11 @@ class Session:
         self.record.phase(phase, detail)
         print(f"· {detail}", flush=True)
 
+    def _tell(self, text: str) -> None:
+        """Progress within a stage."""
+        self.record.progress(detail=text)
+        print(f"  {text}", flush=True)
+
     def _prepare(self, resume: Path | None) -> None:
         recipe = self.recipe
         torch.set_num_threads(recipe.topology.cpu_threads)
@@ -123,6 +132,8 @@ class Session:
 
         millions = self.geometry.parameter_count() / 1e6
         self._stage(f"building {len(self.devices.drafters)} drafter(s) of {millions:.1f} M parameters")
+        needed = memory.check_drafters(recipe, self.geometry, self.devices.drafters, self.devices.dtype)
+        print("  " + ", ".join(f"{device}: {gib} GiB" for device, gib in needed.items()), flush=True)
         self.replicas = [
             Replica(recipe, self.geometry, rank, device, heads[rank])
             for rank, device in enumerate(self.devices.drafters)
@@ -156,6 +167,10 @@ class Session:
                 device,
                 self.devices.dtype,
                 self.recipe.data.max_document,
+                tokens=self.recipe.data.budget,
+                precision=self.recipe.target.precision,
+                allow_slow_kernels=self.allow_slow_kernels,
+                on_progress=self._tell,
             )
             for device in dict.fromkeys(self.devices.targets)
         }
@@ -184,13 +199,14 @@ class Session:
                 part.warm_up(row)
             seen = self.watch.snapshot()
             print(f"  {seen['count']} compile(s) in {seen['seconds']:.1f} s", flush=True)
+            forbid_recompiles()
         else:
             self.record.note(reason)
             print(f"  {reason}", flush=True)
         self.record.progress(
             kernels={
                 "fx_threads": tracing,
-                "target_attention": "sdpa with a document mask",
+                **self.targets[0].kernels.state(),
                 "drafter_attention": "flex, compiled" if device.type == "cuda" else "dense",
                 "compiled": wanted,
             }

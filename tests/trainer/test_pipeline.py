@@ -15,7 +15,7 @@ from trainer.exchange import checksum
 from trainer.geometry import resolve
 from trainer.pipeline import Pipeline, StepResult, ThreadFailed
 from trainer.replica import Replica
-from trainer.target import load_target
+from trainer.target_loading import load_target
 
 CPU = torch.device("cpu")
 

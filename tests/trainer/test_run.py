@@ -20,7 +20,7 @@ PAYLOAD = Path(__file__).resolve().parents[2] / "remote_payload"
 DEADLINE_S = 120.0
 STATE = set(  # docs/architecture.md, "In the container"
     """schema pid phase phase_since training_since heartbeat progress_at step steps detail compile
-    step_time_s tokens_per_s loss tau last_checkpoint topology kernels notes""".split()  # noqa: SIM905
+    step_time_s tokens_per_s loss tau last_checkpoint topology pipeline kernels notes""".split()  # noqa: SIM905
 )
 METRIC = {"step", "time", "loss", "lr", "grad_norm", "tokens", "step_s", "compile", "accuracy", "busy"}
 
@@ -29,7 +29,12 @@ class Run:
     """`python -m trainer --run-dir DIR` on a run.json as the agent writes it."""
 
     def __init__(
-        self, folder: Path, release: Path, overrides: dict[str, Any], resume: Path | None = None
+        self,
+        folder: Path,
+        release: Path,
+        overrides: dict[str, Any],
+        resume: Path | None = None,
+        processes: int = 1,
     ) -> None:
         self.dir = folder
         folder.mkdir()
@@ -41,9 +46,11 @@ class Run:
             "resume_from": {"run": "r-0001", "step": step, "path": str(resume)} if resume else None,
         }
         (folder / "run.json").write_text(json.dumps(order))
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        launcher = launcher if processes > 1 else []
         self._log = (folder / "train.log").open("w")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer", "--run-dir", str(folder)],
+            [sys.executable, *launcher, "-m", "trainer", "--run-dir", str(folder)],
             cwd=PAYLOAD,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=self._log,
@@ -131,7 +138,7 @@ def test_sigterm_before_the_first_step_stops_without_a_checkpoint(tmp_path, tiny
 
 
 def test_sigterm_loses_at_most_the_step_in_flight_and_the_files_keep_the_contract(tmp_path, tiny_release):
-    overrides = {"train.steps": 100_000, "train.eval_every": 3, "topology.drafters": 2}
+    overrides = {"train.steps": 100_000, "train.eval_every": 3, "topology.split": "1:2"}
     run = Run(tmp_path / "run", tiny_release, overrides)
     beats: list[float] = []
 
@@ -154,6 +161,9 @@ def test_sigterm_loses_at_most_the_step_in_flight_and_the_files_keep_the_contrac
 
     assert max(b - a for a, b in itertools.pairwise(beats)) < 2.0
     assert set(state) == STATE
+    assert set(state["pipeline"]) == {"split", "starving", "wait", "row_s", "advice", "gain"}
+    assert state["pipeline"]["split"] == "1:2"
+    assert state["pipeline"]["row_s"]["drafter"] > 0
     assert set(state["compile"]) >= {"count", "seconds", "active", "budget_s"}
     for line in run.metrics()[:-1]:  # a last step that was asked to stop does not evaluate
         assert set(line) - {"tau"} == METRIC
@@ -161,6 +171,37 @@ def test_sigterm_loses_at_most_the_step_in_flight_and_the_files_keep_the_contrac
         assert 0 < line["tokens"] <= 512
         assert set(line["busy"]) == {"loader", "target-0", "drafter-0", "drafter-1"}
         assert len(line["accuracy"]) == 3
+
+
+def test_two_processes_take_the_steps_of_one(tmp_path, tiny_release):
+    """torchrun, each process with one target and one drafter: the losses of one process with two of each."""
+    overrides = {"train.steps": 12, "train.rows_per_step": 2, "train.eval_every": 5}
+    one = Run(tmp_path / "one", tiny_release, {**overrides, "topology.split": "2:2"})
+    assert one.ended() == 0, one.log()
+    two = Run(tmp_path / "two", tiny_release, {**overrides, "topology.split": "1:1"}, processes=2)
+    assert two.ended() == 0, two.log()
+    for (step, loss, norm), (same_step, same_loss, same_norm) in zip(losses(one), losses(two), strict=True):
+        assert step == same_step
+        assert same_loss == pytest.approx(loss, rel=2e-6)
+        assert same_norm == pytest.approx(norm, rel=2e-5)
+    assert [m["tokens"] for m in one.metrics()] == [m["tokens"] for m in two.metrics()]
+    assert [path.name for path in two.checkpoints()] == ["step-000008", "step-000012"]
+    assert two.state()["phase"] == "finished" and (two.dir / "export").is_dir()
+    assert not (two.dir / "process-1" / "checkpoints").exists()  # process 0 alone saves
+    other = [json.loads(line)["loss"] for line in (two.dir / "process-1/metrics.jsonl").open()]
+    assert other == [loss for _, loss, _ in losses(two)]
+
+
+def test_a_stop_of_both_processes_ends_both_after_the_same_step(tmp_path, tiny_release):
+    overrides = {"train.steps": 100_000, "train.rows_per_step": 2, "topology.split": "1:1"}
+    run = Run(tmp_path / "run", tiny_release, overrides, processes=2)
+    run.until(lambda: run.steps() >= 3)
+    run.process.send_signal(signal.SIGTERM)  # torchrun passes it on
+    run.ended()
+    assert run.state()["phase"] == "stopped", run.log()
+    assert run.state()["last_checkpoint"]["step"] == run.steps()
+    lines = (run.dir / "process-1/metrics.jsonl").read_text().splitlines()
+    assert len(lines) == run.steps()
 
 
 def test_a_crash_in_a_thread_is_a_crash_of_the_run_with_its_reason(tmp_path, tiny_release):
