@@ -11,7 +11,14 @@ from trainer.config import Recipe
 from trainer.errors import Refusal
 
 # Ids that no text uses but whose embedding row exists, as the published drafters chose them.
-_MASK_TOKEN_IDS = {"qwen3": 151669, "qwen3_moe": 151669, "qwen3_5": 248070, "qwen3_5_text": 248070}
+_MASK_TOKEN_IDS = {
+    "qwen3": 151669,
+    "qwen3_moe": 151669,
+    "qwen3_5": 248070,
+    "qwen3_5_text": 248070,
+    "qwen3_5_moe": 248070,
+    "qwen3_5_moe_text": 248070,
+}
 
 
 @dataclass(frozen=True)
@@ -134,4 +141,5 @@ def _mask_token_id(recipe: Recipe, target: dict[str, Any]) -> int:
 def _rope_theta(target: dict[str, Any]) -> float:
     """Only the base is taken over: copying partial or multimodal rotary settings makes acceptance vanish."""
     parameters = target.get("rope_parameters") or {}
+    parameters = parameters.get("full_attention") or parameters  # Gemma 3 has one set a layer type
     return float(target.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
