@@ -174,6 +174,12 @@ def wait(
     _on_boxes(c, "wait", box, json_, until=until, seconds={"timeout_s": timeout}, run_id=run)
 
 
+@_task("box", every="seconds between two looks (default: 2)", **_RUN, **_BOX)
+def watch(c: Context, run: str = "", every: str = "2", box: Any = None, json_: bool = False) -> None:
+    """See the run live until it ends; Ctrl-C only leaves."""
+    _on_boxes(c, "watch", box, json_, lone=True, capture=json_, run_id=run, seconds={"every_s": every})
+
+
 @_task(
     "box",
     positional=("run",),
@@ -298,7 +304,7 @@ def model(c: Context, wheel: str = "", json_: bool = False) -> None:
 
 
 namespace = Collection(
-    deploy, restart, status, abort, logs, exec_, attach, wait, fetch, rollback, doctor, boxes
+    deploy, restart, status, abort, logs, exec_, attach, wait, watch, fetch, rollback, doctor, boxes
 )
 namespace.add_collection(Collection("sandbox", up, down, sandbox_status, model))
 namespace.add_collection(Collection("runs", runs_list, runs_show, runs_diff, runs_prune, runs_pin))

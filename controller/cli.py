@@ -42,13 +42,15 @@ def operate(
     dry: bool,
     module: str = "",
     one_at_a_time: bool = False,
+    lone: bool = False,
     whole: Mapping[str, str] | None = None,
     seconds: Mapping[str, str] | None = None,
     **options: Any,
 ) -> None:
     """Run `controller.<module>` on each box, print, and raise invoke's Exit with the worst code.
 
-    `dry` prints the operation's plan instead. `one_at_a_time` is for tasks that stream or take the terminal.
+    `dry` prints the operation's plan instead. `one_at_a_time` is for tasks that stream or take the terminal,
+    `lone` for those that do so without end.
     `whole` and `seconds` are options that are numbers, as they were typed.
     """
 
@@ -57,8 +59,9 @@ def operate(
         options.update({name: _number(float, name, text) for name, text in (seconds or {}).items()})
         operation = importlib.import_module(f"controller.{module or task}")
         chosen = inventory.load().pick(boxes)
-        if options.get("follow") and len(chosen) > 1:
-            raise Usage("--follow takes one box", "follow each in a terminal of its own")
+        if (lone or options.get("follow")) and len(chosen) > 1:
+            what = task if lone else "--follow"
+            raise Usage(f"{what} takes one box", "use a terminal of its own for each")
 
         def act(box: Box, console: Console) -> Outcome:
             if dry:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from controller import progress, words
@@ -21,20 +21,33 @@ _REASONS, _GPU_ROWS, _STALE, _EVIDENCE, _TAIL = 5, 8, 2, 8, 5
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")
 
 
-def screen(label: str, verdict: Verdict, snapshot: Json | None) -> str:
-    """The whole screen as plain text, cut at 100 columns; the log tail gives way when it gets too high."""
+def screen(
+    label: str,
+    verdict: Verdict,
+    snapshot: Json | None,
+    *,
+    more: Sequence[str] = (),
+    width: int = WIDTH,
+    height: int = HEIGHT,
+    tail: int = _TAIL,
+) -> str:
+    """The whole screen as plain text; the log's `tail` gives way when it gets too high.
+
+    `more`: lines to show between the run and the machine.
+    """
     lines = [_headline(label, verdict, snapshot)]
     lines += _rows("why", _some([line for reason in verdict.reasons for line in _wrapped(reason)], _REASONS))
     if snapshot is not None:
         run = snapshot.get("run")
         if run:
             lines += _run_lines(snapshot, run, verdict)
+            lines += more
         lines += _machine_lines(snapshot)
-    quoted = [f"           | {_clean(line)}" for line in _quoted(verdict, snapshot)]
+    quoted = [f"           | {_clean(line)}" for line in _quoted(verdict, snapshot, tail)]
     ending = [f"  {'next':<9}{_next(verdict, snapshot)}"]
-    room = max(0, HEIGHT - len(lines) - len(ending))
-    lines = [*lines, *quoted[len(quoted) - min(room, len(quoted)) :]][: HEIGHT - len(ending)]
-    return "\n".join(_cut(line) for line in [*lines, *ending])
+    room = max(0, height - len(lines) - len(ending))
+    lines = [*lines, *quoted[len(quoted) - min(room, len(quoted)) :]][: height - len(ending)]
+    return "\n".join(_cut(line, width) for line in [*lines, *ending])
 
 
 def one_line(label: str, verdict: Verdict, snapshot: Json | None) -> str:
@@ -177,11 +190,11 @@ def _log_line(snapshot: Json) -> Iterator[str]:
     yield from _rows("log", [f"{words.size(log.get('bytes') or 0)}{age}"])
 
 
-def _quoted(verdict: Verdict, snapshot: Json | None) -> list[str]:
+def _quoted(verdict: Verdict, snapshot: Json | None, tail: int) -> list[str]:
     if verdict.evidence:
         return list(verdict.evidence[-_EVIDENCE:])
     log = ((snapshot or {}).get("run") or {}).get("log") or {}
-    return [str(line) for line in (log.get("tail") or [])[-_TAIL:]]
+    return [str(line) for line in (log.get("tail") or [])[-tail:]]
 
 
 def _next(verdict: Verdict, snapshot: Json | None) -> str:
@@ -223,9 +236,9 @@ def _wrapped(reason: str) -> list[str]:
     return textwrap.wrap(_clean(reason), WIDTH - 11, max_lines=2, placeholder=" …")
 
 
-def _cut(line: str) -> str:
+def _cut(line: str, width: int) -> str:
     line = line.rstrip()
-    return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
+    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def _clean(line: str) -> str:

@@ -72,6 +72,11 @@ def ask(run_root: str, deadline_s: float, argv: Sequence[str] = TABLE) -> Query:
     return Query(program, child, None, deadline, mark)
 
 
+def settled(query: Query) -> bool:
+    """Whether `reply` would return at once."""
+    return query.child is None or query.child.poll() is not None or time.monotonic() > query.deadline
+
+
 def reply(query: Query) -> Reply:
     """What it said; past the deadline the child is killed, remembered, and not waited for."""
     if query.known is not None or query.child is None:

@@ -26,6 +26,7 @@ VERBS = {
     "prune": "agent.prune",
     "pin": "agent.pin",
     "rollback": "agent.rollback",
+    "watch": "agent.watch",
 }
 
 

@@ -70,7 +70,7 @@ def test_the_list_is_a_front_page(invoke: Invoke) -> None:
             "rollback",
             "status",
         ),
-        "wait",
+        *("wait", "watch"),
         *("runs.diff", "runs.list", "runs.pin", "runs.prune", "runs.show"),
         *("sandbox.down", "sandbox.model", "sandbox.status", "sandbox.up"),
     ]

@@ -29,6 +29,7 @@ from controller import (
     runs_show,
     status,
     wait,
+    watch,
 )
 from controller.errors import Usage
 from controller.inventory import Box
@@ -60,6 +61,7 @@ PLANS: dict[str, tuple[Any, Box, dict[str, Any]]] = {
     "doctor": (doctor, LAB, {}),
     "doctor-quick": (doctor, LAB, {"quick": True}),
     "fetch": (fetch, LAB, {"run_id": "r-0004", "checkpoint": "best", "out": "drafters"}),
+    "watch": (watch, LAB, {"every_s": 5.0}),
     "rollback": (rollback, LAB, {}),
     "restart-from": (
         restart,

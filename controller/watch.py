@@ -1,0 +1,81 @@
+"""See a run live over one long `pct exec`: a look costs next to nothing, and a cut is mended."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from controller import render, watch_view
+from controller.call import call
+from controller.console import Console
+from controller.errors import Unreachable
+from controller.inventory import Box
+from controller.outcome import Outcome
+from controller.plan import Plan, Step
+from controller.status import GPU_DEADLINE_S
+from controller.verdict import Verdict, judge
+from controller.watch_state import Seen
+
+RETRY_S = (1.0, 2.0, 5.0, 10.0)
+
+
+def plan(box: Box, *, run_id: str = "", every_s: float = 2.0, capture: bool = False) -> Plan:
+    text = f"look every {every_s:g} s until the run has ended"
+    return Plan("watch", (Step(text, "watch", _args(run_id, every_s)),))
+
+
+def run(
+    box: Box, console: Console, *, run_id: str = "", every_s: float = 2.0, capture: bool = False
+) -> Outcome:
+    """Show the run until it has ended; the exit code is that of its last verdict.
+
+    A connection that breaks is made anew for ever, and the screen says so meanwhile. Raises Unreachable only
+    when the first attempt fails. With `capture` nothing is shown.
+    """
+    began, seen, view, cuts = time.monotonic(), Seen(), watch_view.choose(capture), 0
+    verdict = Verdict("unreachable", "not looked yet")
+
+    def show(part: dict[str, Any]) -> None:
+        nonlocal verdict
+        seen.take(part)
+        verdict = judge(seen.snapshot, gpus=box.gpus)
+        view.show(box.label, verdict, seen)
+
+    failures = 0
+    try:
+        while True:
+            looks = seen.looks
+            try:
+                result = call(box, "watch", _args(run_id, every_s), on_part=show)
+                break
+            except Unreachable as error:
+                if not seen.looks:
+                    raise
+                cuts += 1
+                failures = 0 if seen.looks > looks else failures + 1
+                pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
+                view.show(box.label, _lost(error, verdict, pause), seen)
+                time.sleep(pause)
+    finally:
+        view.close()
+    document = {
+        **verdict.as_json(),
+        "run": result["run"],
+        "looks": seen.looks,
+        "reconnects": cuts,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    plain = isinstance(view, watch_view.Lines)  # it has said so already
+    text = "" if plain else render.screen(box.label, verdict, seen.snapshot)
+    return Outcome(document, text, verdict.exit_code, verdict.word)
+
+
+def _lost(error: Unreachable, last: Verdict, pause: float) -> Verdict:
+    """What is shown while nobody answers: the reason, and what was true before."""
+    summary = f"{error.message}; again in {pause:g} s"
+    before = f"before: {last.word}, {last.summary}"
+    return Verdict("unreachable", summary, reasons=(before,), mend="Ctrl-C leaves; the run may be fine")
+
+
+def _args(run_id: str, every_s: float) -> dict[str, Any]:
+    return {"run": run_id or None, "interval_s": every_s, "gpu_deadline_s": GPU_DEADLINE_S}

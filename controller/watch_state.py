@@ -1,0 +1,89 @@
+"""What a watcher knows: the last whole look, with everything new since put where a snapshot has it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.sparkline import Point
+
+Json = dict[str, Any]
+
+METRICS, TAIL, CURVE = 200, 400, 4000  # lines and points that are kept
+
+
+@dataclass
+class Seen:
+    """`snapshot` is shaped as the agent's, so that the same verdict and screen serve it."""
+
+    snapshot: Json | None = None
+    loss: deque[Point] = field(default_factory=lambda: deque(maxlen=CURVE))
+    rate: deque[Point] = field(default_factory=lambda: deque(maxlen=CURVE))
+    tau: deque[Point] = field(default_factory=lambda: deque(maxlen=CURVE))
+    looks: int = 0
+    _after_whole: bool = False
+
+    def take(self, part: Json) -> None:
+        """One `part` of the agent's watch, whole or new."""
+        self.looks += 1
+        if "snapshot" in part:
+            self._take_whole(part)
+        elif self.snapshot is not None and self.snapshot.get("run"):
+            self._take_new(part["new"], self.snapshot, self.snapshot["run"])
+            self._after_whole = False
+
+    def _take_whole(self, part: Json) -> None:
+        self.snapshot, self._after_whole = part["snapshot"], True
+        for curve in (self.loss, self.rate, self.tau):
+            curve.clear()
+        curves = part.get("curves") or {}
+        steps = curves.get("steps") or []
+        for curve, values in ((self.loss, curves.get("loss")), (self.rate, curves.get("tokens_per_s"))):
+            pairs = zip(steps, values or [], strict=False)
+            curve.extend((step, value) for step, value in pairs if value is not None)
+        self.tau.extend((each["step"], each["tau"]) for each in part.get("evaluations") or [])
+
+    def _take_new(self, new: Json, snapshot: Json, run: Json) -> None:
+        told = new["run"]
+        snapshot.update({key: value for key, value in new.items() if key != "run"})
+        run.update({key: value for key, value in told.items() if key not in ("metrics", "log", "state")})
+        if told.get("state") is not None:
+            run["state"] = told["state"]
+        known = run.get("metrics") or []
+        last = known[-1]["step"] if known else -1
+        fresh = [line for line in told["metrics"] if line["step"] > last]
+        run["metrics"] = [*known, *fresh][-METRICS:]
+        for line in fresh:
+            self._add(line)
+        self._take_log(run, told["log"])
+
+    def _add(self, line: Json) -> None:
+        step = line["step"]
+        if line.get("loss") is not None:
+            self.loss.append((step, line["loss"]))
+        if line.get("step_s") and not line.get("compile"):
+            self.rate.append((step, (line.get("tokens") or 0) / line["step_s"]))
+        if line.get("tau") is not None:
+            self.tau.append((step, line["tau"]))
+
+    def _take_log(self, run: Json, told: Json) -> None:
+        log = run.get("log") or {"path": "", "tail": [], "traceback": []}
+        tail, fresh = list(log["tail"]), told["tail"]
+        if self._after_whole:  # the first new lines may have been in the whole look already
+            fresh = fresh[_overlap(tail, fresh) :]
+        if told["mtime"]:
+            run["log"] = {
+                **log,
+                "bytes": told["bytes"],
+                "mtime": told["mtime"],
+                "tail": [*tail, *fresh][-TAIL:],
+            }
+
+
+def _overlap(tail: list[str], fresh: list[str]) -> int:
+    """How many of the first `fresh` lines are the last of `tail`."""
+    for count in range(min(len(tail), len(fresh)), 0, -1):
+        if tail[-count:] == fresh[:count]:
+            return count
+    return 0

@@ -1,0 +1,226 @@
+"""Live: what is drawn, what survives a cut, and that all of it is one `pct exec`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller import sandbox, sparkline, watch, watch_view
+from controller.console import Console
+from controller.errors import Unreachable
+from controller.execution import execute
+from controller.inventory import Box
+from controller.verdict import judge
+from controller.watch_state import Seen
+
+from .conftest import Proxy
+
+FOLDER = "/var/lib/pctrun/runs"
+SCREENS = Path(__file__).resolve().parent.parent / "golden" / "screens"
+
+
+def recorded(name: str) -> dict[str, Any]:
+    return dict(json.loads((SCREENS / f"{name}.json").read_text("utf-8"))["snapshot"])
+
+
+def whole(snapshot: dict[str, Any]) -> dict[str, Any]:
+    steps = list(range(8, 813, 8))
+    curves = {
+        "steps": steps,
+        "loss": [3 + 9 / (1 + step / 20) for step in steps],
+        "tokens_per_s": [None] + [1500.0 + step / 3 for step in steps[1:]],
+    }
+    evaluations = [{"step": 200, "tau": 1.2}, {"step": 400, "tau": 1.5}, {"step": 600, "tau": 1.9}]
+    return {"snapshot": copy.deepcopy(snapshot), "curves": curves, "evaluations": evaluations}
+
+
+def new(seen: Seen, step: int, **state: Any) -> dict[str, Any]:
+    assert seen.snapshot is not None
+    run, now = seen.snapshot["run"], seen.snapshot["now"] + 2
+    line = {
+        "step": step,
+        "loss": 3.0,
+        "tokens": 900,
+        "step_s": 0.5,
+        "busy": {"target-0": 0.97, "drafter-0": 0.41},
+    }
+    told = {
+        "id": run["id"],
+        "state": {**run["state"], "step": step, "heartbeat": now, "progress_at": now, **state},
+        "stop": None,
+        "processes": run["processes"],
+        "metrics": [line],
+        "log": {"bytes": 9000 + step, "mtime": now, "tail": [f"line of step {step}"]},
+    }
+    return {"new": {"now": now, "lock": None, "run": told}}
+
+
+def test_the_live_screen(golden: Callable[[str, str], None]) -> None:
+    seen = Seen()
+    seen.take(whole(recorded("healthy-eight-gpus")))
+    assert seen.snapshot is not None
+    first = seen.snapshot["run"]["state"]["step"]
+    for step in range(first + 1, first + 9):
+        seen.take(new(seen, step))
+    text = watch_view.screen("lab/200", judge(seen.snapshot), seen, width=100, height=38)
+    golden("screens/watch.txt", text)
+    assert len(text.splitlines()) <= 38
+    assert all(len(line) <= 100 for line in text.splitlines())
+    low = watch_view.screen("lab/200", judge(seen.snapshot), seen, width=60, height=12)
+    assert len(low.splitlines()) <= 12 and all(len(line) <= 60 for line in low.splitlines())
+
+
+def test_new_steps_join_the_old_ones_once_and_lines_are_not_repeated() -> None:
+    seen = Seen()
+    snapshot = recorded("healthy")
+    snapshot["run"]["log"]["tail"] = ["a", "b", "c"]
+    seen.take(whole(snapshot))
+    assert seen.snapshot is not None
+    last = seen.snapshot["run"]["metrics"][-1]["step"]
+    part = new(seen, last)
+    part["new"]["run"]["log"]["tail"] = ["b", "c", "d"]
+    seen.take(part)
+    steps = [line["step"] for line in seen.snapshot["run"]["metrics"]]
+    assert steps == sorted(set(steps))
+    assert seen.snapshot["run"]["log"]["tail"] == ["a", "b", "c", "d"]
+    part = new(seen, last + 1)
+    part["new"]["run"]["log"]["tail"] = ["d", "d"]  # later on an equal line is a line of its own
+    seen.take(part)
+    assert seen.snapshot["run"]["log"]["tail"] == ["a", "b", "c", "d", "d", "d"]
+    assert seen.snapshot["run"]["metrics"][-1]["step"] == last + 1
+
+
+def test_many_threads_are_summed_up_by_kind() -> None:
+    busy = {f"target-{n}": 0.9 + n / 100 for n in range(5)} | {f"drafter-{n}": 0.5 for n in range(3)}
+    assert watch_view._shares([{"busy": {**busy, "loader": 0.1}}]) == (
+        "5 targets 90–94 %   3 drafters 50 %   1 loader 10 %"
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "width", "text"),
+    [
+        ([], 10, ""),
+        ([(0, 5.0)], 10, "▅"),
+        ([(0, 1.0), (1, 1.0)], 10, "▅▅"),
+        ([(n, float(n)) for n in range(16)], 8, "▁▂▃▄▅▆▇█"),
+        ([(0, 0.0), (90, 1.0), (100, 1.0)], 3, "▁ █"),
+    ],
+)
+def test_a_curve_in_one_line(points: list[tuple[float, float]], width: int, text: str) -> None:
+    assert sparkline.line(points, width) == text
+
+
+RUN = "r-7500"
+TRAINER = """
+import json, os, sys, time
+folder = sys.argv[1]
+def write(name, value):
+    aside = f"{folder}/.{name}"
+    open(aside, "w").write(json.dumps(value))
+    os.replace(aside, f"{folder}/{name}")
+began = time.time()
+write("run.json", {"id": sys.argv[2], "created": began})
+log, metrics = open(f"{folder}/train.log", "a"), open(f"{folder}/metrics.jsonl", "a")
+for step in range(1, int(sys.argv[3]) + 1):
+    now = time.time()
+    print("step", step, file=log, flush=True)
+    line = {"step": step, "time": now, "loss": 9 / step, "tokens": 100, "step_s": 0.05, "compile": False}
+    print(json.dumps(line), file=metrics, flush=True)
+    write("state.json", {"pid": os.getpid(), "phase": "training", "step": step, "steps": int(sys.argv[3]),
+        "heartbeat": now, "progress_at": now, "training_since": began})
+    time.sleep(0.05)
+write("state.json", {"pid": os.getpid(), "phase": "finished", "step": step, "heartbeat": now})
+write("exit.json", {"reason": "finished", "at": time.time(), "code": 0})
+"""
+
+
+@pytest.fixture
+def training(box: Box) -> Iterator[Callable[[int], Box]]:
+    """Starts a process in the container that leaves what a trainer of so many steps leaves."""
+    place = f"{FOLDER}/{RUN}"
+
+    def begin(steps: int) -> Box:
+        marks = f"PCTRUN_RUN_ID={RUN} PCTRUN_RUN_DIR={place}"
+        script = (
+            f"mkdir -p {place} && cat > {place}/t.py && cd {place} || exit; {marks} setsid python3 t.py "
+            f"{place} {RUN} {steps} >/dev/null 2>err </dev/null & echo $! > {place}/pid; sleep 0.5"
+        )
+        done = execute(box, ["sh", "-c", script], stdin=TRAINER.encode())
+        assert done.code == 0, done.stderr
+        return box
+
+    yield begin
+    execute(box, ["sh", "-c", f"kill $(cat {place}/pid); rm -rf {place}"])
+
+
+def calls() -> int:
+    return (sandbox.sandbox_dir() / "calls.log").read_bytes().count(b"\n")
+
+
+def test_a_run_is_watched_to_its_end_in_one_call(
+    training: Callable[[int], Box], capsys: pytest.CaptureFixture[str]
+) -> None:
+    box = training(60)
+    before = calls()
+    done = watch.run(box, Console(), run_id=RUN, every_s=0.2)
+    assert calls() == before + 1
+    assert (done.document["verdict"], done.document["reconnects"], done.exit_code) == ("finished", 0, 0)
+    assert done.document["looks"] > 5
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in said] == ["HEALTHY", "FINISHED"]
+
+
+def test_cuts_are_mended_and_said(
+    training: Callable[[int], Box],
+    real_box: Callable[..., Box],
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(watch, "RETRY_S", (0.1,))
+    training(120)
+    timer = threading.Timer(2.5, proxy.cut)
+    timer.start()
+    done = watch.run(real_box(port=proxy.port), Console(), run_id=RUN, every_s=0.2)
+    timer.join()
+    assert done.document["verdict"] == "finished"
+    assert done.document["reconnects"] >= 1
+    assert "UNREACHABLE" in capsys.readouterr().out
+
+
+def test_ctrl_c_leaves_the_run_alone_and_the_terminal_as_it_was(
+    training: Callable[[int], Box], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    box = training(400)
+    monkeypatch.setattr(watch_view, "choose", lambda capture: watch_view.Screen())
+    take = Seen.take
+
+    def interrupt(self: Seen, part: dict[str, Any]) -> None:
+        if self.looks == 3:
+            raise KeyboardInterrupt
+        take(self, part)
+
+    monkeypatch.setattr(Seen, "take", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        watch.run(box, Console(), run_id=RUN, every_s=0.2)
+    out = capsys.readouterr().out
+    assert out.startswith("\x1b[?1049h") and out.endswith("\x1b[?1049l")
+    assert "HEALTHY" in out
+    steps = []
+    for _ in range(2):
+        steps.append(execute(box, ["sh", "-c", f"wc -l < {FOLDER}/{RUN}/metrics.jsonl"]).stdout)
+        time.sleep(0.4)
+    assert int(steps[1]) > int(steps[0])
+
+
+def test_a_host_that_never_answers_is_an_error(real_box: Callable[..., Box]) -> None:
+    with pytest.raises(Unreachable):
+        watch.run(real_box(port=1), Console())
