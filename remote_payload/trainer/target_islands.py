@@ -89,16 +89,24 @@ def delta_inputs(
     """
     keys, values = key_heads * key_dim, value_heads * value_dim
     query, key, value = (
-        causal_convolution(projected[:, first : first + size], convolution[first : first + size], positions)
-        for first, size in ((0, keys), (keys, keys), (2 * keys, values))
+        causal_convolution(
+            projected[:, first : first + heads * size].unflatten(1, (heads, size)),
+            convolution[first : first + heads * size].unflatten(0, (heads, size)),
+            positions,
+        )
+        for first, heads, size in (
+            (0, key_heads, key_dim),
+            (keys, key_heads, key_dim),
+            (2 * keys, value_heads, value_dim),
+        )
     )
     gates = 2 * keys + 2 * values
     b, a = projected[:, gates:].split(value_heads, dim=1)
     decay = -a_log.float().exp() * F.softplus(a.float() + dt_bias.float())
     return (
-        _unit(query.unflatten(1, (key_heads, key_dim))),
-        _unit(key.unflatten(1, (key_heads, key_dim))),
-        value.unflatten(1, (value_heads, value_dim)),
+        _unit(query),
+        _unit(key),
+        value,
         decay,
         b.sigmoid(),
     )
@@ -121,14 +129,17 @@ def swiglu(projected: Tensor, eight_bit: bool) -> Activation:
 
 
 def causal_convolution(x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
-    """Depthwise, then SiLU: x [T, C], weight [C, taps] -> [T, C]. A tap that would reach into the document
-    before, where `positions` int64 [T] restarts, counts as zero."""
-    taps = weight.shape[1]
-    total = x.float() * weight[:, -1].float()
+    """Depthwise, then SiLU: x [T, …channels], weight [channels…, taps] -> [T, …channels]. A tap that would
+    reach into the document before, where `positions` int64 [T] restarts, counts as zero.
+
+    Channels keep their heads' shape, so that what follows per head can be computed in the same kernel.
+    """
+    channels, taps = (1,) * (x.dim() - 1), weight.shape[-1]
+    total = x.float() * weight[..., -1].float()
     for back in range(1, taps):
-        earlier = F.pad(x, (0, 0, back, 0))[: x.shape[0]]
-        inside = (positions >= back)[:, None]
-        total = total + torch.where(inside, earlier.float() * weight[:, taps - 1 - back].float(), 0.0)
+        earlier = F.pad(x, (0, 0) * len(channels) + (back, 0))[: x.shape[0]]
+        inside = (positions >= back).unflatten(0, (-1, *channels))
+        total = total + torch.where(inside, earlier.float() * weight[..., taps - 1 - back].float(), 0.0)
     return F.silu(total).to(x.dtype)
 
 
