@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from trainer import masks
 from trainer.anchors import Blocks, draw_anchors
@@ -77,6 +79,42 @@ def test_both_backends_follow_the_papers_rule(seed, size, count, budget, lengths
         assert tiles[i, full.long()].all()  # flex never evaluates the rule there
         listed[i, partial.long()] = listed[i, full.long()] = True
     assert torch.equal(listed, tiles.flatten(2).any(-1))  # nothing missed, nothing computed for naught
+
+
+def listed(count: torch.Tensor, indices: torch.Tensor) -> list[set[int]]:
+    return [set(row[:n].tolist()) for n, row in zip(count[0, 0].tolist(), indices[0, 0], strict=True)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(2, 150), min_size=1, max_size=12),
+    tiles=st.integers(1, 3),
+    size=st.sampled_from([4, 8, 16, 32]),
+    count=st.integers(1, 3),
+    layer=st.sampled_from(LAYERS),
+    seed=st.integers(0, 999),
+)
+def test_tiles_for_both_passes_are_those_that_evaluating_every_pair_finds(
+    lengths, tiles, size, count, layer, seed
+):
+    budget, room = 128 * tiles, 128 * tiles
+    fitting = [n for n in lengths if (room := room - n) >= 0]
+    row = some_row(seed, budget, tuple(fitting))
+    blocks = draw_anchors(row, 128 * count // size, torch.Generator().manual_seed(seed))
+    made = masks.build_masks(blocks, row.positions, size, (layer,), WINDOW, heads=1, backend="flex")
+    mine = made[layer].blocks
+    queries, keys = mine.seq_lengths
+    theirs = create_block_mask(mine.mask_mod, None, None, queries, keys, device="cpu")
+    for count_name, index_name in (
+        ("kv_num_blocks", "kv_indices"),
+        ("full_kv_num_blocks", "full_kv_indices"),
+        ("q_num_blocks", "q_indices"),
+        ("full_q_num_blocks", "full_q_indices"),
+    ):
+        found, wanted = (listed(getattr(m, count_name), getattr(m, index_name)) for m in (mine, theirs))
+        assert found == wanted, index_name
+    assert mine.kv_indices.dtype == theirs.kv_indices.dtype == torch.int32
+    assert mine.kv_indices.shape == theirs.kv_indices.shape  # the same for every row: nothing recompiles
 
 
 @pytest.mark.slow
