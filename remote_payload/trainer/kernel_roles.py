@@ -27,17 +27,19 @@ class Candidate:
 
     package: str  # as pip names it
     load: Callable[[], tuple[Call, Callable[..., Any]]]
-    tuned: bool = True  # whether its first call settles how it runs at any later length
+    built_in: bool = False  # the engine's own: compiled for each length, and nothing to hand to the engine
+    handicap: float = 1.0  # its time counts as this much more, for what the engine then has to do beside it
 
 
 @dataclass(frozen=True)
 class Role:
-    """`reference` cannot leak; `fallback` is what runs when no candidate wins, `behind` the function in it.
-    `sample(row, draw)` makes the arguments of a call; `draw(*shape)`: normal numbers in the run's dtype."""
+    """`reference` is what others are held against; `fallback` runs when no candidate wins (None: the engine's
+    own), `behind` is the function in it. `sample(row, draw)` makes the arguments of a call; `draw(*shape)`
+    gives normal numbers in the run's dtype."""
 
     name: str
     reference: Call
-    fallback: Call
+    fallback: Call | None
     behind: Callable[..., Any]
     candidates: tuple[Candidate, ...]
     sample: Callable[[Layout, Draw], tuple[Any, ...]]
@@ -109,17 +111,14 @@ def _recurrence(config: Any, python: str) -> Role:
 
 
 def _convolution(config: Any, python: str) -> Role:
-    channels = (
-        2 * config.linear_num_key_heads * config.linear_key_head_dim
-        + config.linear_num_value_heads * config.linear_value_head_dim
-    )
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    channels = 2 * keys + config.linear_num_value_heads * config.linear_value_head_dim
     width = config.linear_conv_kernel_dim
+    # The engine's island normalises query and key in the same pass; after a package they need one more.
+    unfused = 1 + 2 * keys / channels
 
     def sample(row: Layout, draw: Draw) -> tuple[Any, ...]:
         return draw(_length(row), channels), draw(channels, width), row
-
-    def island(x: Tensor, weight: Tensor, row: Layout) -> Tensor:
-        return causal_convolution(x, weight, row.positions)
 
     def load_island() -> tuple[Call, Callable[..., Any]]:
         compiled = torch.compile(causal_convolution, dynamic=False, fullgraph=True)
@@ -145,12 +144,12 @@ def _convolution(config: Any, python: str) -> Role:
     return Role(
         "convolution",
         document_convolution,
-        island,
+        None,
         causal_convolution,
         (
-            Candidate("torch", load_island, tuned=False),
-            Candidate("flash-linear-attention", load_fla),
-            Candidate("causal-conv1d", load_package),
+            Candidate("torch", load_island, built_in=True),
+            Candidate("flash-linear-attention", load_fla, handicap=unfused),
+            Candidate("causal-conv1d", load_package, handicap=unfused),
         ),
         sample,
         f"{python} -m pip install flash-linear-attention",

@@ -76,7 +76,7 @@ class KernelReport:
     """The proof for one device, and the functions that the engine calls because of it.
 
     `attention` and `recurrence` are called as packed_ops.py says; convolution(x [T, D], weight [D, W], row)
-    -> [T, D] applies SiLU. A dense target has only the first.
+    -> [T, D] applies SiLU and is None where the engine's own is the best. A dense target has only attention.
     """
 
     device: str
@@ -130,7 +130,7 @@ def prove(
 
 def _prove(
     role: Role, device: torch.device, dtype: torch.dtype, tokens: int, longest: int
-) -> tuple[Line, Call]:
+) -> tuple[Line, Call | None]:
     if device.type == "cpu":  # nothing faster is made for it, so there is nothing to be slower than
         return Line(role.name, _name(role.behind), True, why="a CPU has no other"), role.fallback
     try:
@@ -146,18 +146,18 @@ def _prove(
 
 def race(
     role: Role, device: torch.device, dtype: torch.dtype, tokens: int, longest: int
-) -> tuple[Line, Call]:
+) -> tuple[Line, Call | None]:
     """Run each candidate on a whole row, compare and time it on a part of one; the fastest right one wins."""
     whole = _arguments(role, tokens, longest, device, dtype)
     part = _arguments(role, min(tokens, COMPARED_TOKENS), longest, device, dtype)
     expected = role.reference(*part)
     reference = _milliseconds(role.reference, part, device)
-    chosen, behind, best = role.fallback, role.behind, reference
+    chosen, behind, best, cost = role.fallback, role.behind, reference, reference
     failed: list[str] = []
     for candidate in role.candidates:
         try:
             call, function = candidate.load()
-            if candidate.tuned:
+            if not candidate.built_in:
                 call(*whole)
             deviation = _deviation(call(*part), expected)
             if not deviation <= TOLERANCE[dtype]:
@@ -168,8 +168,9 @@ def race(
         except Exception as error:
             failed.append(f"{candidate.package}: {_words(error)}")
             continue
-        if took < best:
-            chosen, behind, best = call, function, took
+        if took * candidate.handicap < cost:
+            chosen, behind = None if candidate.built_in else call, function
+            best, cost = took, took * candidate.handicap
     nothing_worked = len(failed) == len(role.candidates)
     line = Line(
         role.name,

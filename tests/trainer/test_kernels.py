@@ -17,6 +17,7 @@ from trainer.errors import Refusal
 from trainer.kernel_roles import Candidate, Role, document_convolution, roles
 from trainer.kernels import KernelReport, Line, prove, race, text_config
 from trainer.packing import Layout
+from trainer.target_islands import causal_convolution
 
 CPU = torch.device("cpu")
 CONFIGS = Path(__file__).resolve().parents[2] / "remote_payload" / "bench" / "configs"
@@ -30,7 +31,7 @@ def convolution_role(*candidates: Candidate) -> Role:
     config.linear_key_head_dim, config.linear_value_head_dim = 4, 8
 
     def slowly(*arguments: object) -> torch.Tensor:
-        time.sleep(0.02)
+        time.sleep(0.06)
         return document_convolution(*arguments)
 
     role = next(role for role in roles(config, "/opt/python") if role.name == "convolution")
@@ -120,10 +121,19 @@ def test_the_reference_convolution_is_the_layers_own() -> None:
 
 
 def test_the_engines_own_convolution_is_the_reference_one() -> None:
-    role = convolution_role()
-    own = next(role for role in roles(text_config(HYBRID), "python") if role.name == "convolution").fallback
-    arguments = kernels._arguments(role, 256, 64, CPU, torch.float32)
-    assert torch.allclose(own(*arguments), document_convolution(*arguments), atol=1e-5)
+    x, weight, row = kernels._arguments(convolution_role(), 256, 64, CPU, torch.float32)
+    own = causal_convolution(x, weight, row.positions)
+    assert torch.allclose(own, document_convolution(x, weight, row), atol=1e-5)
+
+
+def test_a_package_must_beat_the_engines_own_by_what_it_leaves_undone() -> None:
+    own, package = working(0.02), working(0.001)
+    candidates = [Candidate("torch", lambda: (own, own), built_in=True)]
+    for handicap, expected in ((50.0, None), (1.0, package)):
+        rival = Candidate("package", lambda: (package, package), handicap=handicap)
+        line, chosen = run(convolution_role(*candidates, rival))
+        assert chosen is expected
+        assert line.fast
 
 
 def test_on_a_cpu_the_reference_is_no_shortcoming(capsys: pytest.CaptureFixture[str]) -> None:
