@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from trainer.target_loading import load_target
 
 from bench import greedy_loop
 from bench.common import say
@@ -16,30 +16,29 @@ from bench.learning_text import END
 from trainer import acceptance
 from trainer.data import Document, load_corpus, load_tokenizer
 from trainer.export import load_export
+from trainer.target_loading import load_target
 
 TOLERANCE = 0.02  # between the two values of tau
 
 
+def heldout_documents(target: Path, file: Path, tokens: int) -> list[Document]:
+    """Prompt and the target's own answer of each held-out conversation, without what a template adds."""
+    corpus = load_corpus(file, load_tokenizer(str(target)), max_document=tokens + 2)
+    ends = [int(d.loss_mask.nonzero().max()) + 1 for d in corpus.documents]
+    return [Document(d.ids[:n], d.loss_mask[:n], d.key) for d, n in zip(corpus.documents, ends, strict=True)]
+
+
 def check(
-    target: Path,
-    export: Path,
-    heldout: Path,
-    *,
-    prompt: int,
-    tokens: int,
-    documents: int,
-    device: torch.device,
+    target: Path, export: Path, documents: list[Document], *, tokens: int, device: torch.device
 ) -> dict[str, Any]:
-    """Both values of tau on the first `documents` held-out prompts, and whether every text agrees.
+    """Both values of tau on the held-out prompts, and whether every text agrees.
 
     The text is what the target writes greedily here and now; `same_as_file` counts the answers that equal
     those of the held-out file. The loop sees the unmodified Hugging Face class, the trainer its own engine.
     """
-    corpus = load_corpus(heldout, load_tokenizer(str(target)), max_document=tokens + 2).documents[:documents]
-    written = [d.ids[prompt : int(d.loss_mask.nonzero().max()) + 1].tolist() for d in corpus]
-    prompts = [d.ids[:prompt].tolist() for d in corpus]
+    prompts = [d.ids[~d.loss_mask].tolist() for d in documents]
+    written = [d.ids[d.loss_mask].tolist() for d in documents]
     limits = [len(answer) for answer in written]
-
     model = load(target, device)
     embed = model.get_input_embeddings().weight
     drafter = greedy_loop.ServedDrafter.load(export, embed, model.get_output_embeddings().weight)
@@ -51,13 +50,12 @@ def check(
     began = time.monotonic()
     committed = greedy_loop.speculate(forward, drafter, prompts, limits, END, length)
     say(f"  speculative decoding of the same: {time.monotonic() - began:.1f} s")
-    del model, forward
 
     texts = [
         Document(torch.tensor(p + g), torch.arange(len(p) + len(g)) >= len(p), d.key)
-        for d, p, g in zip(corpus, prompts, greedy, strict=True)
+        for d, p, g in zip(documents, prompts, greedy, strict=True)
     ]
-    found = _evaluate(target, export, texts, device)
+    found = judge(target, [export], texts, device)[0]
     loop = greedy_loop.tau(committed)
     result = {
         "documents": len(greedy),
@@ -74,17 +72,27 @@ def check(
     result["holds"] = (
         abs(result["difference"]) <= TOLERANCE and result["committed_equals_greedy"] == result["documents"]
     )
+    say(
+        f"  tau: trainer {found.tau:.4f} ({found.cycles:,} cycles), greedy loop {loop:.4f} "
+        f"({result['cycles_loop']:,} cycles), difference {result['difference']:+.4f}; committed text equals "
+        f"greedy text in {result['committed_equals_greedy']} of {result['documents']}"
+    )
     return result
 
 
-def _evaluate(
-    target: Path, export: Path, texts: list[Document], device: torch.device
-) -> acceptance.Acceptance:
-    """The trainer's own evaluation, with the exported weights and the target as the trainer runs it."""
-    drafter = load_export(export)
+def judge(
+    target: Path,
+    exports: Sequence[Path],
+    texts: list[Document],
+    device: torch.device,
+    precision: str | None = None,
+) -> list[acceptance.Acceptance]:
+    """The trainer's own evaluation of each exported drafter, the target run as the trainer runs it."""
+    drafters = [load_export(export) for export in exports]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     longest = max(len(text.ids) for text in texts)
-    engine, head = load_target(str(target), drafter.geometry, device, dtype, longest)
-    return acceptance.evaluate(
-        drafter.to(device), head, texts, engine.features_alone, device=device, dtype=dtype
-    )
+    engine, head = load_target(str(target), drafters[0].geometry, device, dtype, longest, precision=precision)
+    return [
+        acceptance.evaluate(d.to(device), head, texts, engine.features_alone, device=device, dtype=dtype)
+        for d in drafters
+    ]

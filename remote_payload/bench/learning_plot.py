@@ -3,71 +3,77 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 INK, GRID, BACKGROUND = "#1f2933", "#d9dee3", "#ffffff"  # opaque: readable on a dark page as well
-COLOURS = {"loss": "#b3261e", "accuracy": "#1565c0", "tau": "#2e7d32"}
+COLOURS = ("#1565c0", "#c75000", "#2e7d32")
 SMOOTHING = 0.97  # of the running mean that is drawn over the single steps
+NAMES = ("loss (weighted cross-entropy)", "accuracy of the first draft slot", "τ (tokens per cycle)")
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+@dataclass(frozen=True)
+class Curve:
+    """A run's metrics.jsonl and the tau after its last step, which that file does not hold."""
+
+    metrics: Path
+    final_tau: float | None
+
+    def read(self) -> list[dict[str, Any]]:
+        steps = [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        if self.final_tau is not None:
+            steps[-1] = {**steps[-1], "tau": self.final_tau}
+        return steps
 
 
-def draw(
-    metrics: list[dict[str, Any]], title: str, out: Path, *, final_tau: float | None, loop: float | None
-) -> None:
-    """Loss, first-slot accuracy and tau against steps (left) and minutes (right).
-
-    final_tau: of the last step, which metrics.jsonl does not hold; loop: tau of the independent loop.
-    """
+def draw(curves: dict[str, Curve], title: str, out: Path, *, loop: float | None) -> None:
+    """Loss, first-slot accuracy and held-out tau of every run against steps and minutes; `loop` is the tau of
+    the independent loop at the end of the first run."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    steps = [m["step"] for m in metrics]
-    minutes = [(m["time"] - metrics[0]["time"]) / 60 for m in metrics]
-    series = {
-        "loss": ("loss (weighted cross-entropy)", [m["loss"] for m in metrics]),
-        "accuracy": ("accuracy of the first draft slot", [m["accuracy"][0] for m in metrics]),
-    }
-    known = [i for i, m in enumerate(metrics) if m.get("tau") is not None]
-    taus = [metrics[i]["tau"] for i in known]
-    if final_tau is not None:
-        known, taus = [*known, len(metrics) - 1], [*taus, final_tau]
-    with pyplot.rc_context(
-        {"text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "font.size": 10}
-    ):
-        figure, axes = pyplot.subplots(
-            3, 2, figsize=(11, 9), sharex="col", sharey="row", facecolor=BACKGROUND
-        )
-        for column, (x, label) in enumerate(((steps, "step"), (minutes, "minutes of training"))):
-            for row, (name, (text, values)) in enumerate(series.items()):
-                axis = axes[row][column]
-                axis.plot(x, values, color=COLOURS[name], alpha=0.25, linewidth=0.8)
-                axis.plot(x, _smooth(values), color=COLOURS[name], linewidth=1.8)
-                axis.set_ylabel(text if column == 0 else "")
-            axis = axes[2][column]
-            axis.plot(
-                [x[i] for i in known], taus, color=COLOURS["tau"], marker="o", label="trainer, held-out"
-            )
-            if loop is not None:
-                axis.plot(
-                    [x[-1]], [loop], color=INK, marker="x", linestyle="", markersize=9, label="greedy loop"
-                )
-            axis.set_ylabel("τ (tokens per cycle)" if column == 0 else "")
-            axis.set_xlabel(label)
-            axis.legend(loc="lower right", frameon=False)
+    style = {f"{part}.color": INK for part in ("text", "xtick", "ytick")}
+    with pyplot.rc_context({**style, "axes.labelcolor": INK, "font.size": 10}):
+        figure, axes = pyplot.subplots(3, 2, figsize=(11, 9), sharex="col", sharey="row")
+        figure.set_facecolor(BACKGROUND)
+        for number, (label, curve) in enumerate(curves.items()):
+            _add(axes, curve.read(), label, COLOURS[number % len(COLOURS)], loop if number == 0 else None)
+        for row, name in enumerate(NAMES):
+            axes[row][0].set_ylabel(name)
+        axes[2][0].set_xlabel("step")
+        axes[2][1].set_xlabel("minutes of training, evaluations included")
         for axis in axes.flat:
             axis.set_facecolor(BACKGROUND)
             axis.grid(color=GRID, linewidth=0.6)
             axis.spines[["top", "right"]].set_visible(False)
+        axes[2][0].legend(loc="lower right", frameon=False)
         figure.suptitle(title)
         figure.tight_layout()
         figure.savefig(out, dpi=130, facecolor=BACKGROUND)
         pyplot.close(figure)
+
+
+def _add(axes: Any, steps: list[dict[str, Any]], label: str, colour: str, loop: float | None) -> None:
+    scales = (
+        [step["step"] for step in steps],
+        [(step["time"] - steps[0]["time"]) / 60 for step in steps],
+    )
+    measured = [index for index, step in enumerate(steps) if step.get("tau") is not None]
+    lines = ([step["loss"] for step in steps], [step["accuracy"][0] for step in steps])
+    for column, x in enumerate(scales):
+        for row, values in enumerate(lines):
+            axes[row][column].plot(x, values, color=colour, alpha=0.2, linewidth=0.8)
+            axes[row][column].plot(x, _smooth(values), color=colour, linewidth=1.8)
+        taus = [steps[index]["tau"] for index in measured]
+        at = [x[index] for index in measured]
+        axes[2][column].plot(at, taus, "o-", color=colour, markersize=4, label=f"trainer, {label}")
+        if loop is not None:
+            axes[2][column].plot(
+                x[-1:], [loop], "x", color=INK, markersize=9, label="independent greedy loop"
+            )
 
 
 def _smooth(values: list[float]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,41 +17,83 @@ import yaml
 from bench.common import say
 
 PAYLOAD = Path(__file__).parent.parent
+PROBE = 40  # steps after which the time of a step is known
+OFF = (0.75, 1.15)  # a run that would take less or more than these shares of its time is started again
+START_S = 120.0  # at most, until the first step
 GRACE_S = 60.0  # for the step in flight and a checkpoint
+SHOWN = 25  # every n-th step
 
 
-def run(recipe: dict[str, Any], folder: Path, seconds: float) -> dict[str, Any]:
-    """Train until the recipe's last step or for `seconds`; the folder gets recipe.yaml, run/ and train.log.
+def run(recipe: dict[str, Any], run_dir: Path, seconds: float, evaluations: int) -> dict[str, Any]:
+    """Train for about `seconds`; returns what state.json says at the end.
 
-    A run that was stopped by the clock has no export; the last checkpoint is exported then. Raises
-    RuntimeError with the log's end if the trainer fails.
+    The cosine must end with the time, so the number of steps is fitted: if the first steps show that the
+    recipe's number is far off, the run starts again with the right one. A run that the clock stops all the
+    same has its last checkpoint exported. Raises RuntimeError with the log's end if the trainer fails.
     """
-    path, run_dir, log = folder / "recipe.yaml", folder / "run", folder / "train.log"
-    path.write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
-    command = [sys.executable, "-m", "trainer", "--recipe", str(path), "--run-dir", str(run_dir)]
-    say(f"$ python -m trainer --recipe {path} --run-dir {run_dir}")
-    with subprocess.Popen(
-        command, cwd=PAYLOAD, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as trainer:
-        clock = threading.Timer(seconds, trainer.send_signal, [signal.SIGTERM])
-        last_resort = threading.Timer(seconds + GRACE_S, trainer.kill)
-        clock.start()
-        last_resort.start()
-        try:
-            lines = _follow(trainer, log)
-        finally:
-            clock.cancel()
-            last_resort.cancel()
-    if trainer.returncode:
-        raise RuntimeError(f"the trainer ended with {trainer.returncode}:\n" + "".join(lines[-15:]))
+    step_s = _train(recipe, run_dir, seconds, probe=True)
+    if step_s is not None:
+        steps = max(PROBE, round(seconds / step_s))
+        say(
+            f"  a step takes {step_s:.3f} s: starting again with {steps:,} steps instead of {_steps(recipe):,}"
+        )
+        every = max(1, steps // evaluations)
+        recipe["train"] |= {"steps": steps, "eval_every": every, "checkpoint_every": every}
+        _train(recipe, run_dir, seconds, probe=False)
     state = json.loads((run_dir / "state.json").read_text(encoding="utf-8"))
     if not (run_dir / "export").exists():
         say("  the clock stopped the run: exporting its last checkpoint")
-        _export_checkpoint(path, run_dir)
-    return {
-        name: state[name]
-        for name in ("phase", "step", "steps", "step_time_s", "tokens_per_s", "loss", "tau", "kernels")
-    }
+        _export_checkpoint(run_dir)
+    names = ("phase", "step", "steps", "step_time_s", "tokens_per_s", "loss", "tau", "kernels", "topology")
+    return {name: state[name] for name in names}
+
+
+def _steps(recipe: dict[str, Any]) -> int:
+    return int(recipe["train"]["steps"])
+
+
+def _train(recipe: dict[str, Any], run_dir: Path, seconds: float, *, probe: bool) -> float | None:
+    """One run from its start. With `probe` it is broken off if its pace is wrong, and the pace returned."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir(parents=True)
+    path = run_dir / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+    command = [sys.executable, "-m", "trainer", "--recipe", str(path), "--run-dir", str(run_dir)]
+    say(f"$ python {' '.join(command[1:])}")
+    with subprocess.Popen(
+        command, cwd=PAYLOAD, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as trainer:
+        limit = START_S + OFF[1] * seconds + 60.0  # evaluations come on top
+        clock = threading.Timer(limit, trainer.send_signal, [signal.SIGTERM])
+        last_resort = threading.Timer(limit + GRACE_S, trainer.kill)
+        clock.start()
+        last_resort.start()
+        wrong: float | None = None
+        tail: list[str] = []
+        try:
+            for line in _lines(trainer, run_dir / "train.log"):
+                tail = [*tail[-14:], line]
+                step = line.strip().split("/")[0]
+                if not step.isdigit() or int(step) % SHOWN == 0:
+                    say(f"  | {line.rstrip()}")
+                if probe and step == str(PROBE) and _steps(recipe) > PROBE:
+                    wrong = _wrong_pace(run_dir, _steps(recipe), seconds)
+                    if wrong is not None:
+                        trainer.kill()
+        finally:
+            clock.cancel()
+            last_resort.cancel()
+    if wrong is None and trainer.returncode:
+        raise RuntimeError(f"the trainer ended with {trainer.returncode}:\n" + "".join(tail))
+    return wrong
+
+
+def _wrong_pace(run_dir: Path, steps: int, seconds: float) -> float | None:
+    """Seconds of a step, if that many steps would take far less or more than `seconds`."""
+    step_s = json.loads((run_dir / "state.json").read_text(encoding="utf-8"))["step_time_s"]
+    if step_s is None or OFF[0] <= steps * step_s / seconds <= OFF[1]:
+        return None
+    return float(step_s)
 
 
 def _environment() -> dict[str, str]:
@@ -58,21 +101,16 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, parts)), "PYTHONUNBUFFERED": "1"}
 
 
-def _follow(trainer: subprocess.Popen[str], log: Path) -> list[str]:
-    """The trainer's lines, kept in `log`; every 25th step and all that is no step is shown."""
-    lines: list[str] = []
+def _lines(trainer: subprocess.Popen[str], log: Path) -> Any:
+    """The trainer's lines as they come, kept in `log`."""
     with log.open("w", encoding="utf-8") as file:
         for line in trainer.stdout or ():
-            lines.append(line)
             file.write(line)
             file.flush()
-            step = line.strip().split("/")[0]
-            if not step.isdigit() or int(step) % 25 == 0:
-                say(f"  | {line.rstrip()}")
-    return lines
+            yield line
 
 
-def _export_checkpoint(recipe: Path, run_dir: Path) -> None:
+def _export_checkpoint(run_dir: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
@@ -85,7 +123,7 @@ def _export_checkpoint(recipe: Path, run_dir: Path) -> None:
     checkpoints = complete(run_dir / "checkpoints")
     if not checkpoints:
         raise RuntimeError("the run was stopped before its first checkpoint: give it more time")
-    geometry = resolve(load_recipe(str(recipe), PAYLOAD))
+    geometry = resolve(load_recipe(str(run_dir / "recipe.yaml"), PAYLOAD))
     with torch.device("meta"):
         drafter = Drafter(geometry)
     drafter.load_state_dict(load_file(checkpoints[-1] / "model.safetensors"), assign=True)
