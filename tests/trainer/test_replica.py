@@ -113,7 +113,7 @@ def test_compiled_islands_make_one_graph_each_and_rows_of_other_documents_none(
 ):
     _, wanted = truth
     made = replica(activation_checkpointing=checkpointing)
-    made.drafter.islands = islands.all_compiled(backend="aot_eager")
+    made.drafter.islands = islands.all_compiled(backend="eager")
     made.warm_up(a_row(5)[0])
     assert counters["stats"]["unique_graphs"] == islands.GRAPHS_PER_DEVICE
 
