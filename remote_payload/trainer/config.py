@@ -52,7 +52,7 @@ class DataConfig:
 
     train: str
     heldout: str
-    budget: int = 32768  # the longest row whose document mask the target allows (target.py)
+    budget: int = 32768
     max_document: int = 4096
     min_supervised: int = 16
 

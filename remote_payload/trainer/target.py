@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from torch import Tensor, nn
 from trainer import fp8, target_islands, target_layers, target_modules
 from trainer.data import Document, Row, pack
 from trainer.errors import Refusal
-from trainer.geometry import DrafterGeometry
-from trainer.packed_ops import REFERENCE, Operators
+from trainer.packed_ops import Operators
 from trainer.packing import Layout, row_lengths, send
 from trainer.target_islands import EAGER, Islands
 
@@ -194,8 +192,6 @@ def module_engine(decoder: nn.Module, layer_ids: tuple[int, ...], kernels: Opera
     transformers hands on since 5.9; what it cannot pack, it says."""
     target_modules.prepare(decoder, layer_ids)
     recurrent = "linear_attention" in (getattr(decoder.config, "layer_types", None) or ())
-    if recurrent:
-        target_modules.require_borders()
 
     def engine(ids: Tensor, row: Layout, islands: Islands) -> Tensor:
         borders = {}
@@ -208,54 +204,3 @@ def module_engine(decoder: nn.Module, layer_ids: tuple[int, ...], kernels: Opera
 
 def _is_multimodal(decoder: nn.Module) -> bool:
     return hasattr(decoder.rotary_emb, "mrope_section")
-
-
-def load_target(
-    model: str, geometry: DrafterGeometry, device: torch.device, dtype: torch.dtype, max_document: int
-) -> tuple[Target, SharedHead]:
-    """Read a Hugging Face causal-LM folder from disk, drop what lies beyond the last tap, freeze it.
-
-    Raises Refusal for folders that cannot be read and for models whose packing or head this trainer does not
-    honour.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if not Path(model).is_dir():
-        raise Refusal(f"target model {model}: no such folder; put the model there or set target.model")
-    try:
-        config = AutoConfig.from_pretrained(model, local_files_only=True)
-        _check_supported(config.get_text_config(), model, max_document)
-        full = AutoModelForCausalLM.from_pretrained(model, local_files_only=True, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
-        raise Refusal(f"target model {model}: cannot be loaded ({str(error).splitlines()[0]})") from None
-    embed, head = full.get_input_embeddings(), full.get_output_embeddings()
-    if type(embed) is not nn.Embedding or head.bias is not None:
-        raise Refusal(f"target model {model}: its embedding is scaled or its head has a bias; not supported")
-    decoder = full.get_decoder()
-    last = geometry.target_layer_ids[-1]
-    decoder.layers = decoder.layers[: last + 1]
-    decoder.config.num_hidden_layers = last + 1
-    decoder.norm = nn.Identity()  # the last tap is the residual stream itself, and nothing reads beyond it
-    decoder.to(device)
-    rows = embed.weight.detach().to(device)
-    tied = head.weight is embed.weight
-    shared = SharedHead(rows, rows if tied else head.weight.detach().to(device))
-    return build(decoder, geometry.target_layer_ids, device, dtype, REFERENCE), shared
-
-
-def _check_supported(config: Any, model: str, max_document: int) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if other := kinds - {"full_attention", "sliding_attention"}:
-        raise Refusal(
-            f"target model {model} has {', '.join(sorted(other))} layers: their state would leak between "
-            "packed documents; choose a target with plain attention"
-        )
-    window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True) and max_document > window:
-        raise Refusal(
-            f"target model {model} attends within {window} tokens: "
-            f"lower data.max_document from {max_document} to that"
-        )
-    for name in ("final_logit_softcapping", "logit_scale"):
-        if getattr(config, name, None):
-            raise Refusal(f"target model {model} changes its logits ({name}): not supported")

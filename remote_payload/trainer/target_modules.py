@@ -71,15 +71,3 @@ def run(decoder: nn.Module, ids: Tensor, row: Layout, attention: Attention, **gi
         raise Refusal(f"the target's own modules cannot run packed rows: {error}") from None
     finally:
         _running.layout = _running.attention = _running.outputs = None
-
-
-def require_borders() -> None:
-    """Recurrent layers share their state across packed documents in older transformers, silently."""
-    import transformers
-
-    version = transformers.__version__
-    if tuple(int(part) for part in version.split(".")[:2]) < (5, 9):
-        raise Refusal(
-            f"transformers {version} does not tell recurrent layers where documents end: "
-            "install transformers>=5.9"
-        )

@@ -238,3 +238,29 @@ def test_on_a_gpu_features_equal_those_of_the_unmodified_model(kind):
     made.check_packing(parts, 256)
     for found in (made.features(row)[: len(wanted)], torch.cat([made.features_alone(p.ids) for p in parts])):
         assert max(deviations(found.cpu(), wanted, 3)) < 5e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_eight_bit_product_is_the_one_computed_from_its_values():
+    x, weight = fp8.scaled(torch.randn(96, 64)), fp8.scaled(torch.randn(48, 64))
+    there = [fp8.Scaled(*(t.cuda() for t in pair)) for pair in (x, weight)]
+    found = fp8.product(*there, None, torch.bfloat16)
+    exact = fp8.product(x, weight, None, torch.float32)
+    assert torch.allclose(found.cpu().float(), exact, atol=0.05, rtol=0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_eight_bit_path_runs_packed_and_compiled():
+    whole = model("qwen3.5").to("cuda", torch.bfloat16)
+    parts = documents(70, 7, 130)
+    row = pack(parts, 256)
+    exact = target(whole, FAST).features(row)
+    made = build(cut(whole), LAYERS, whole.device, torch.bfloat16, FAST, precision="fp8")
+    made.warm_up(row)
+    made.check_packing(parts, 256)
+    cosine = F.cosine_similarity(
+        *(t.float().unflatten(-1, (3, -1)) for t in (made.features(row), exact)), dim=-1
+    )
+    assert cosine[:207, 0].min() > 0.98 and cosine[:207].mean() > 0.97
