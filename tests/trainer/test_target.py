@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,7 +9,8 @@ from trainer.config import load_recipe
 from trainer.data import Document, pack
 from trainer.errors import Refusal
 from trainer.geometry import resolve
-from trainer.target import Target, load_target
+from trainer.target import Target
+from trainer.target_loading import load_target
 
 CPU = torch.device("cpu")
 
@@ -68,44 +65,3 @@ def test_the_self_check_names_the_layer_in_which_documents_leak(loaded, monkeypa
     monkeypatch.setattr(Target, "features", leaky)
     with pytest.raises(Refusal, match=r"packed documents change each other: layer 0 deviates by"):
         target.check_packing(documents(30, 40), 128)
-
-
-def changed(target: Path, folder: Path, **config: object) -> str:
-    shutil.copytree(target, folder)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    return str(folder)
-
-
-@pytest.mark.parametrize(
-    ("config", "complaint"),
-    [
-        (
-            {"model_type": "qwen3", "layer_types": ["full_attention"] * 3 + ["linear_attention"]},
-            "has linear_attention layers: their state would leak",
-        ),
-        (
-            {
-                "model_type": "mistral",
-                "architectures": ["MistralForCausalLM"],
-                "sliding_window": 64,
-            },
-            "attends within 64 tokens: lower data.max_document from 128",
-        ),
-    ],
-)
-def test_targets_whose_packing_would_be_silently_wrong_are_refused(
-    tiny_target, tiny_release, tmp_path, config, complaint
-):
-    model = changed(tiny_target, tmp_path / "model", **config)
-    geometry = resolve(load_recipe("tiny", tiny_release))
-    with pytest.raises(Refusal, match=complaint):
-        load_target(model, geometry, CPU, torch.float32, 128)
-
-
-def test_a_missing_or_empty_model_folder_is_one_line(tiny_release, tmp_path):
-    geometry = resolve(load_recipe("tiny", tiny_release))
-    for folder in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(Refusal, match=r"^target model /.*") as refusal:
-            load_target(str(folder), geometry, CPU, torch.float32, 128)
-        assert "\n" not in str(refusal.value)
