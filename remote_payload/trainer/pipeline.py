@@ -108,6 +108,7 @@ class Pipeline:
             (t, d): Channel(rows) for t in range(len(targets)) for d in range(len(replicas))
         }
         self._exchange = Exchange([r.device for r in replicas], world, at_rendezvous=self._agree)
+        self.means = self._exchange.means  # how gradients meet, for the log
         self._stopping = False
         self._failure: tuple[str, BaseException] | None = None
         self._failing = threading.Lock()

@@ -188,7 +188,8 @@ def test_two_processes_take_the_steps_of_one(tmp_path, tiny_release):
     assert [path.name for path in two.checkpoints()] == ["step-000008", "step-000012"]
     assert two.state()["phase"] == "finished" and (two.dir / "export").is_dir()
     assert not (two.dir / "process-1" / "checkpoints").exists()  # process 0 alone saves
-    other = [json.loads(line)["loss"] for line in (two.dir / "process-1/metrics.jsonl").open()]
+    lines = (two.dir / "process-1/metrics.jsonl").read_text().splitlines()
+    other = [json.loads(line)["loss"] for line in lines]
     assert other == [loss for _, loss, _ in losses(two)]
 
 
