@@ -59,7 +59,7 @@ def _named(run: str | None) -> str:
 
 @_task("box", **_BOX)
 def deploy(c: Context, box: Any = None, json_: bool = False) -> None:
-    """Put the payload into the container, verified, or not at all."""
+    """Put the payload into the container: verified, or not."""
     _on_boxes(c, "deploy", box, json_)
 
 
@@ -143,7 +143,7 @@ def exec_(
     box: Any = None,
     json_: bool = False,
 ) -> None:
-    """Run one command in the container: invoke exec 'nvidia-smi'."""
+    """Run one command in the container: exec 'nvidia-smi'."""
     options = {"command": command or "", "more": arg, "with_stdin": stdin, "cwd": cwd}
     options |= {"seconds": {"timeout_s": timeout}}
     _on_boxes(c, "exec", box, json_, module="execution", one_at_a_time=True, capture=json_, **options)
@@ -191,9 +191,24 @@ def watch(c: Context, run: str = "", every: str = "2", box: Any = None, json_: b
 def fetch(
     c: Context, run: Any = None, checkpoint: str = "", out: str = ".", box: Any = None, json_: bool = False
 ) -> None:
-    """Bring a drafter here: resumed where it broke off, verified."""
+    """Bring a drafter here, verified; a cut is resumed."""
     options = {"run_id": _named(run), "checkpoint": checkpoint, "out": out}
     _on_boxes(c, "fetch", box, json_, one_at_a_time=True, **options)
+
+
+@_task(
+    "box",
+    positional=("runs",),
+    runs="run ids with commas between, or newest",
+    out="picture to write: .png, .svg or .pdf (default: draw in the terminal)",
+    x="step or time, for the terminal (default: step)",
+    **_BOX,
+)
+def plot(
+    c: Context, runs: Any = None, out: str = "", x: str = "step", box: Any = None, json_: bool = False
+) -> None:
+    """Draw loss, τ, speed and busy shares of runs."""
+    _on_boxes(c, "plot", box, json_, lone=True, runs=runs or "", out=out, x=x)
 
 
 @_task("box", release="release, or the beginning of its name (default: the previous one)", **_BOX)
@@ -261,7 +276,7 @@ def runs_pin(
 
 @_task("box", quick="without the kernel proof, which takes a minute or two with a cold cache", **_BOX)
 def doctor(c: Context, quick: bool = False, box: Any = None, json_: bool = False) -> None:
-    """Check everything from here to the GPU; say what is wrong and how to mend it."""
+    """Check all from here to the GPU, each with its mend."""
     _on_boxes(c, "doctor", box, json_, quick=quick)
 
 
@@ -304,7 +319,7 @@ def model(c: Context, wheel: str = "", json_: bool = False) -> None:
 
 
 namespace = Collection(
-    deploy, restart, status, abort, logs, exec_, attach, wait, watch, fetch, rollback, doctor, boxes
+    deploy, restart, status, abort, logs, exec_, attach, wait, watch, fetch, plot, rollback, doctor, boxes
 )
 namespace.add_collection(Collection("sandbox", up, down, sandbox_status, model))
 namespace.add_collection(Collection("runs", runs_list, runs_show, runs_diff, runs_prune, runs_pin))

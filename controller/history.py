@@ -49,17 +49,19 @@ class Figures:
     word: str = field(default="")
 
 
-def args(ids: Sequence[str] = (), *, limit: int = 20, detail: bool = False) -> Json:
-    return {"runs": list(ids), "limit": limit, "detail": detail}
+def args(ids: Sequence[str] = (), *, limit: int = 20, detail: bool = False, points: int = 64) -> Json:
+    return {"runs": list(ids), "limit": limit, "detail": detail, "points": points}
 
 
-def look(box: Box, ids: Sequence[str] = (), *, limit: int = 20, detail: bool = False) -> History:
+def look(
+    box: Box, ids: Sequence[str] = (), *, limit: int = 20, detail: bool = False, points: int = 64
+) -> History:
     """The named runs, else the newest `limit` (0: all), newest first; what is seen is remembered.
 
     A box that cannot be reached is answered from memory, if there is any. Raises NotRunning for a run that
-    neither knows, and what kept us from looking.
+    neither knows, and what kept us from looking. `points`: rows of the curves that `detail` adds.
     """
-    wishes = {**args(ids, limit=limit, detail=detail), "without": mirror.with_provenance(box)}
+    wishes = {**args(ids, limit=limit, detail=detail, points=points), "without": mirror.with_provenance(box)}
     remembered = mirror.read(box)
     try:
         answer = call(box, "runs", wishes, deadline=_LOOK)

@@ -14,10 +14,10 @@ ARGS: Args = {
     "runs": (list, [], "run ids; without them the newest"),
     "limit": (int, 20, "how many of the newest; 0: all"),
     "detail": (bool, False, "with curves over the whole run"),
+    "points": (int, 64, "rows of those curves"),
     "without": (list, [], "ids@created whose provenance the other side has already"),
 }
 TAIL = 60  # metrics lines: what a rate looks back on
-POINTS = 64
 PIN = "pin.json"
 _KEPT = ("step", "loss", "tokens", "step_s", "compile", "tau")
 _LEFT_OUT = ("env", "argv", "schema")  # of run.json: the environment may hold what nobody else should see
@@ -32,14 +32,12 @@ def run(call: Call) -> Json:
     return {
         "now": time.time(),
         "total": len(known),
-        "runs": [entry(call.roots, each, marked, args["detail"], args["without"]) for each in here],
+        "runs": [entry(call.roots, each, marked, args) for each in here],
         "missing": [each for each in wanted if each not in known],
     }
 
 
-def entry(
-    roots: Roots, run_id: str, marked: dict[str, list[procs.Proc]], detail: bool, without: list[Any]
-) -> Json:
+def entry(roots: Roots, run_id: str, marked: dict[str, list[procs.Proc]], args: Json) -> Json:
     """One run, with the same names as in a snapshot, and `evaluations pin provenance? curves?`."""
     path = runs.folder(roots, run_id)
 
@@ -66,8 +64,8 @@ def entry(
         "export": os.path.isdir(os.path.join(path, "export")),
         "processes": snapshot.processes(marked.get(path, []), state),
     }
-    if f"{run_id}@{(record or {}).get('created')}" not in without:
+    if f"{run_id}@{(record or {}).get('created')}" not in args["without"]:
         facts["provenance"] = provenance.read(path)
-    if detail:
-        facts["curves"] = metrics.curves(path, POINTS)
+    if args["detail"]:
+        facts["curves"] = metrics.curves(path, args["points"])
     return facts

@@ -19,6 +19,7 @@ from controller import (
     links,
     logs,
     plan,
+    plot,
     release,
     restart,
     rollback,
@@ -62,6 +63,7 @@ PLANS: dict[str, tuple[Any, Box, dict[str, Any]]] = {
     "doctor-quick": (doctor, LAB, {"quick": True}),
     "fetch": (fetch, LAB, {"run_id": "r-0004", "checkpoint": "best", "out": "drafters"}),
     "watch": (watch, LAB, {"every_s": 5.0}),
+    "plot": (plot, LAB, {"runs": "r-0001,r-0002"}),
     "rollback": (rollback, LAB, {}),
     "restart-from": (
         restart,

@@ -1,0 +1,117 @@
+"""Curves of several runs: what is drawn in text, what is written as a picture, what is refused."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller import braille, curves, figure, history, plot
+from controller.console import Console
+from controller.curves import Line, Panel
+from controller.errors import PreflightFailed, Usage
+from controller.history import History
+from controller.inventory import Box
+
+LAB = Box(name="lab", host="pve1", vmid=201, recipe="qwen")
+
+
+def entry(number: int, rate: float) -> dict[str, Any]:
+    steps = list(range(5, 605, 5))
+    return {
+        "id": f"r-{number:04d}",
+        "record": {"created": 1000.0},
+        "curves": {
+            "steps": steps,
+            "times": [1000.0 + 30 * step / rate for step in steps],
+            "loss": [3 + 9 * math.exp(-step / (100 * rate)) for step in steps],
+            "tokens_per_s": [None] + [1000 * rate + step / 10 for step in steps[1:]],
+            "busy": {"target-0": [0.95] * 120, "drafter-0": [0.4] * 120, "drafter-1": [0.6] * 120},
+        },
+        "evaluations": [
+            {"step": step, "time": 1000.0 + step, "tau": 1 + rate * step / 600} for step in (200, 400, 600)
+        ],
+    }
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [entry(1, 1.0), entry(2, 1.3)]
+    monkeypatch.setattr(history, "look", lambda *args, **options: History(entries, 5000.0, 2))
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def test_two_runs_in_the_terminal(two: None, golden: Callable[[str, str], None]) -> None:
+    text = plot.run(LAB, Console(), runs="r-0001,r-0002").text
+    golden("screens/plot.txt", text)
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert "hours" in plot.run(LAB, Console(), runs="r-0001 r-0002", x="time").text
+
+
+@pytest.mark.parametrize("kind", figure.KINDS)
+def test_a_picture_is_written(two: None, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / f"runs.{kind}"
+    done = plot.run(LAB, Console(), runs="r-0001,r-0002", out=str(out))
+    assert done.text == f"wrote {out}: r-0001, r-0002"
+    assert out.read_bytes()[:4] in (b"\x89PNG", b"<?xm", b"%PDF")
+    assert out.stat().st_size > 10_000
+
+
+def test_a_rising_line_goes_from_the_lower_left_to_the_upper_right() -> None:
+    rising = Panel("up", "", (Line("r-1", "", ((0, 0.0), (10, 10.0))),))
+    rows = braille.stacked([rising], width=40, height=5, x_name="step")[1:6]
+    first = [min(at for at, letter in enumerate(row) if "\u2800" < letter <= "\u28ff") for row in rows]
+    assert first == sorted(first, reverse=True)
+    assert rows[0].endswith("r-1")
+    assert rows[0].lstrip().startswith("10 ") and rows[-1].lstrip().startswith("0 ")
+
+
+def test_lines_that_end_together_keep_their_labels() -> None:
+    same = tuple(Line(f"r-{number}", "", ((0, 1.0), (5, 2.0))) for number in range(3))
+    text = "\n".join(braille.stacked([Panel("x", "", same)], width=60, height=6, x_name="step"))
+    assert all(f"r-{number}" in text for number in range(3))
+
+
+def test_a_flat_line_and_a_single_point_are_no_accident() -> None:
+    for points in (((1, 2.0),), ((1, 2.0), (2, 2.0))):
+        panel = Panel("x", "", (Line("r", "", points),))
+        assert braille.stacked([panel], width=60, height=4, x_name="step")
+
+
+def test_threads_of_a_kind_are_one_line() -> None:
+    busy = curves.panels([entry(1, 1.0)], "step")[-1]
+    assert {line.kind: line.points[0][1] for line in busy.lines} == {"target": 95, "drafter": 50}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"out": "runs.xls"}, "no picture that can be written"),
+        ({"out": "/nowhere/runs.png"}, "there is no folder /nowhere"),
+        ({"x": "epoch"}, "one of: step, time|no axis"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_before_anybody_is_asked(options: dict[str, str], words: str) -> None:
+    with pytest.raises(Usage, match=words):
+        plot.plan(LAB, runs="r-0001", **options)
+
+
+def test_without_matplotlib_the_mend_is_said(
+    two: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PreflightFailed) as raised:
+        plot.run(LAB, Console(), runs="r-0001", out=str(tmp_path / "x.png"))
+    assert raised.value.hint == "pip install 'pctrun[plot]'"
+
+
+def test_a_run_without_a_step_has_nothing_to_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    empty = {"id": "r-0001", "record": {"created": 1.0}, "curves": {"steps": []}, "evaluations": []}
+    monkeypatch.setattr(history, "look", lambda *args, **options: History([empty], 2.0, 1))
+    assert "nothing to plot" in plot.run(LAB, Console(), runs="r-0001").text
+    with pytest.raises(Usage, match="nothing to plot"):
+        plot.run(LAB, Console(), runs="r-0001", out=str(tmp_path / "x.png"))
