@@ -57,20 +57,8 @@ def test_the_list_is_a_front_page(invoke: Invoke) -> None:
     listed = invoke("--list")
     lines = [line for line in listed.stdout.splitlines()[2:] if line.strip()]
     assert [line.split()[0] for line in lines] == [
-        *(
-            "abort",
-            "attach",
-            "boxes",
-            "deploy",
-            "doctor",
-            "exec",
-            "fetch",
-            "logs",
-            "restart",
-            "rollback",
-            "status",
-        ),
-        *("wait", "watch"),
+        *("abort", "attach", "boxes", "deploy", "doctor", "exec", "fetch", "logs", "plot"),
+        *("restart", "rollback", "status", "wait", "watch"),
         *("runs.diff", "runs.list", "runs.pin", "runs.prune", "runs.show"),
         *("sandbox.down", "sandbox.model", "sandbox.status", "sandbox.up"),
     ]
