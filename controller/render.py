@@ -93,6 +93,9 @@ def _run_lines(snapshot: Json, run: Json, verdict: Verdict) -> Iterator[str]:
         )
     elif live:
         yield from _rows("rate", ["ETA after warm-up"])
+    flow = (run.get("state") or {}).get("pipeline")
+    if flow and live:
+        yield from _rows("split", [_split(flow)])
     quality = []
     if pace.loss is not None:
         quality.append(f"loss {pace.loss:.3f}")
@@ -101,6 +104,23 @@ def _run_lines(snapshot: Json, run: Json, verdict: Verdict) -> Iterator[str]:
     if quality:
         yield from _rows("quality", ["   ".join(quality)])
     yield from _rows("saved", [_saved(run, now)])
+
+
+def _split(flow: Json) -> str:
+    """targets:drafters, which side waits for the other, what a row costs each, and what would be faster."""
+    wait, row = flow.get("wait") or {}, flow.get("row_s") or {}
+    shares = {side: f"{100 * (wait.get(side) or 0):.0f} %" for side in ("targets", "drafters")}
+    hungry = flow.get("starving")
+    if hungry in shares:
+        fed = "targets" if hungry == "drafters" else "drafters"
+        parts = [f"{flow.get('split')}  {hungry} starve: wait {shares[hungry]}, {fed} {shares[fed]}"]
+    else:
+        parts = [f"{flow.get('split')}  targets wait {shares['targets']}, drafters {shares['drafters']}"]
+    if row:
+        parts.append(f"a row {words.duration(row['target'])} : {words.duration(row['drafter'])}")
+    if flow.get("advice"):
+        parts.append(f"{flow['advice']} would be {100 * flow['gain']:.0f} % faster")
+    return "   ".join(parts)
 
 
 def _launch(run: Json) -> str:
