@@ -205,6 +205,7 @@ STAGES: dict[str, Callable[[Work], dict[str, Any]]] = {
     "plot": plot,
     "fp8": fp8,
 }
+NEEDS = {"generate": "pretrain", "train": "generate", "check": "train", "plot": "train", "fp8": "train"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -222,11 +223,14 @@ def main(argv: list[str] | None = None) -> int:
     for stage in [options.stage] if options.stage else STAGES:
         if not options.stage and (work.done(stage) or (stage == "fp8" and device.type == "cpu")):
             continue
+        if stage in NEEDS and not work.done(NEEDS[stage]):
+            say(f"{stage} needs what {NEEDS[stage]} leaves in {work.folder}: run that first")
+            return 1
         say(f"== {stage}")
         at = time.monotonic()
         try:
             result = STAGES[stage](work)
-        except (FileNotFoundError, RuntimeError) as error:
+        except RuntimeError as error:
             say(f"{stage} failed: {error}")
             return 1
         work.keep(stage, {**result, "stage_s": round(time.monotonic() - at, 1)})

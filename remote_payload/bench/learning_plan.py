@@ -63,7 +63,7 @@ def plan_of(minutes: float, small: bool) -> Plan:
                 "target": {"layer_ids": [0, 2, 3]},
                 "drafter": {"layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "block_size": 4},
                 "data": {"budget": 128, "min_supervised": 2},
-                "train": {"lr": 3e-3, "anchors": 16, "gamma": 4, "eval_documents": 2},
+                "train": {"lr": 3e-3, "anchors": 16, "gamma": 4, "eval_documents": 4},
                 "compile": "off",
             },
         )
@@ -80,7 +80,7 @@ def plan_of(minutes: float, small: bool) -> Plan:
         seconds=seconds,
         conversations=16_000,
         answer_batch=2048,
-        heldout=96,
+        heldout=64,
         shortest=16,
         step_s=0.1,
         evaluations=10,
@@ -101,7 +101,7 @@ def plan_of(minutes: float, small: bool) -> Plan:
                 "anchors": 512,
                 "gamma": 7,
                 "rows_per_step": 2,
-                "eval_documents": 32,
+                "eval_documents": 64,  # all: as many as the check judges
             },
             "compile": "on",
         },

@@ -71,9 +71,7 @@ def _add(axes: Any, steps: list[dict[str, Any]], label: str, colour: str, loop: 
         at = [x[index] for index in measured]
         axes[2][column].plot(at, taus, "o-", color=colour, markersize=4, label=f"trainer, {label}")
         if loop is not None:
-            axes[2][column].plot(
-                x[-1:], [loop], "x", color=INK, markersize=9, label="independent greedy loop"
-            )
+            axes[2][column].plot(x[-1:], [loop], "x", color=INK, markersize=9, label="greedy loop")
 
 
 def _smooth(values: list[float]) -> list[float]:

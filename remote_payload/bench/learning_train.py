@@ -34,9 +34,7 @@ def run(recipe: dict[str, Any], run_dir: Path, seconds: float, evaluations: int)
     step_s = _train(recipe, run_dir, seconds, probe=True)
     if step_s is not None:
         steps = max(PROBE, round(seconds / step_s))
-        say(
-            f"  a step takes {step_s:.3f} s: starting again with {steps:,} steps instead of {_steps(recipe):,}"
-        )
+        say(f"  a step takes {step_s:.3f} s: again with {steps:,} steps instead of {_steps(recipe):,}")
         every = max(1, steps // evaluations)
         recipe["train"] |= {"steps": steps, "eval_every": every, "checkpoint_every": every}
         _train(recipe, run_dir, seconds, probe=False)
