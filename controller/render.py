@@ -119,7 +119,7 @@ def _split(flow: Json) -> str:
     if row:
         parts.append(f"a row {words.duration(row['target'])} : {words.duration(row['drafter'])}")
     if flow.get("advice"):
-        parts.append(f"{flow['advice']} would be {100 * flow['gain']:.0f} % faster")
+        parts.append(f"{flow['advice']}: {100 * flow['gain']:.0f} % faster")
     return "   ".join(parts)
 
 
