@@ -17,6 +17,7 @@ _BOX: dict[str, Any] = {
     "box": "box of the inventory; repeat it for several (default: its default)",
     **_JSON,
 }
+_SLOW: dict[str, Any] = {"allow_slow_kernels": "go on although only reference kernels are there"}
 _RUN: dict[str, Any] = {"run": "run id such as r-0003 (default: the newest)"}
 
 
@@ -57,10 +58,10 @@ def _named(run: str | None) -> str:
     return "" if run in (None, "newest") else str(run)
 
 
-@_task("box", **_BOX)
-def deploy(c: Context, box: Any = None, json_: bool = False) -> None:
+@_task("box", **_SLOW, **_BOX)
+def deploy(c: Context, allow_slow_kernels: bool = False, box: Any = None, json_: bool = False) -> None:
     """Put the payload into the container: verified, or not."""
-    _on_boxes(c, "deploy", box, json_)
+    _on_boxes(c, "deploy", box, json_, allow_slow_kernels=allow_slow_kernels)
 
 
 @_task(
@@ -73,6 +74,7 @@ def deploy(c: Context, box: Any = None, json_: bool = False) -> None:
     release="release to run (current, previous, or the beginning of a name; default: current)",
     from_="run to repeat and resume: its recipe, overrides and release",
     reason="why, for the record of the run that is stopped",
+    **_SLOW,
     **_BOX,
 )
 def restart(
@@ -84,12 +86,13 @@ def restart(
     reason: str = "",
     release: str = "",
     from_: str = "",
+    allow_slow_kernels: bool = False,
     box: Any = None,
     json_: bool = False,
 ) -> None:
     """Stop what runs and start at its last checkpoint."""
     options = {"fresh_cache": fresh_cache, "recipe": recipe, "settings": set_}
-    options |= {"release": release, "from_run": from_}
+    options |= {"release": release, "from_run": from_, "allow_slow_kernels": allow_slow_kernels}
     _on_boxes(c, "restart", box, json_, from_scratch=from_scratch, reason=reason, **options)
 
 

@@ -14,9 +14,9 @@ from controller.outcome import Outcome
 from controller.plan import Plan, Step, planned_python
 
 
-def plan(box: Box) -> Plan:
+def plan(box: Box, *, allow_slow_kernels: bool = False) -> Plan:
     wanted = release.scan()
-    shown = _args(wanted, planned_python(box), stream=False)
+    shown = _args(box, wanted, planned_python(box), allow_slow_kernels, stream=False)
     del shown["source"]
     shown["manifest"] = words.plural(len(wanted.entries), "file")
     paths = [entry.path for entry in wanted.entries]
@@ -25,7 +25,7 @@ def plan(box: Box) -> Plan:
         (
             Step(f"ask which files of release {wanted.id} are missing", "deploy", shown),
             Step(
-                "send them as one tar, verify each by hash, import-check, switch",
+                "send them as one tar, verify each by hash, import-check, prove kernels (GPU), switch",
                 "deploy",
                 {**shown, "stream": True},
                 stream_bytes=release.tar_bytes(wanted, paths),
@@ -35,19 +35,19 @@ def plan(box: Box) -> Plan:
     )
 
 
-def run(box: Box, console: Console) -> Outcome:
+def run(box: Box, console: Console, *, allow_slow_kernels: bool = False) -> Outcome:
     """Deploy; one round trip when the container has the release already, else two."""
     began, before = time.monotonic(), links.round_trips(box)
     wanted = release.scan()
     python = links.get(box, revive=True).endpoint.python
     sent = 0
-    result = call(box, "deploy", _args(wanted, python, stream=False), on_note=console.agent_note)
+    args = _args(box, wanted, python, allow_slow_kernels, stream=False)
+    result = call(box, "deploy", args, on_note=console.agent_note)
     if result["outcome"] == "missing":
         paths = result["want"]
         sent = release.tar_bytes(wanted, paths)
         stream = _watched(release.tar(wanted, paths), sent, console)
-        args = _args(wanted, python, stream=True)
-        result = call(box, "deploy", args, stream=stream, on_note=console.agent_note)
+        result = call(box, "deploy", {**args, "stream": True}, stream=stream, on_note=console.agent_note)
     document = {
         "outcome": result["outcome"],
         "release": wanted.id,
@@ -55,14 +55,20 @@ def run(box: Box, console: Console) -> Outcome:
         "files": len(wanted.entries),
         "bytes": wanted.bytes,
         "sent_bytes": sent,
+        "kernels": result.get("kernels") or [],
         "round_trips": links.round_trips(box) - before,
         "seconds": round(time.monotonic() - began, 3),
     }
     return Outcome(document, _text(document))
 
 
-def _args(wanted: release.Release, python: str, *, stream: bool) -> dict[str, Any]:
+def _args(
+    box: Box, wanted: release.Release, python: str, allow_slow_kernels: bool, *, stream: bool
+) -> dict[str, Any]:
     return {
+        "recipe": box.recipe,
+        "overrides": box.overrides,
+        "allow_slow_kernels": allow_slow_kernels,
         "release": wanted.id,
         "manifest": wanted.manifest(),
         "python": python,
@@ -90,4 +96,4 @@ def _text(document: dict[str, Any]) -> str:
     )
     if document["previous"] and document["previous"] != document["release"]:
         text += f", was {document['previous']}"
-    return text
+    return "\n".join([text, *(f"  {line}" for line in document["kernels"])])

@@ -53,6 +53,7 @@ def _args(
     reason: str = "",
     release: str = "",
     from_run: str = "",
+    allow_slow_kernels: bool = False,
 ) -> dict[str, Any]:
     given = dict(parse_setting(text) for text in settings)
     return {
@@ -63,6 +64,7 @@ def _args(
         "like": from_run or None,
         "python": python,
         "fresh_cache": fresh_cache,
+        "allow_slow_kernels": allow_slow_kernels,
         "resume": "none" if from_scratch else "auto",
         "first_state_s": FIRST_STATE_S,
     }

@@ -218,6 +218,8 @@ def _doubts(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Itera
     budget = (state.get("compile") or {}).get("budget_s") if phase == "warming-up" else PHASE_LIMIT_S
     if phase not in (None, "training") and since is not None and budget and now - since > budget:
         yield f"{phase} for {words.age(now - since)}, longer than {words.age(budget)}"
+    for line in (state.get("kernels") or {}).get("slow") or []:
+        yield f"reference kernels: {line}"
     yield from _room(snapshot, run)
     table = snapshot.get("gpus") or {}
     if table.get("status") in ("timeout", "error"):

@@ -23,6 +23,9 @@ FOLDERS = {
     "TRITON_CACHE_DIR": "triton",
     "TORCH_EXTENSIONS_DIR": "extensions",
 }
+# Which variant of a Triton kernel is the fastest is found out anew in every process unless it is written
+# down: a minute for the delta rule's. fla's memo is off because its threads share it without a lock.
+TUNING = {"TRITON_CACHE_AUTOTUNING": "1", "FLA_CACHE_RESULTS": "1", "FLA_DISABLE_TENSOR_CACHE": "1"}
 _ASIDE = ".old-"
 
 
@@ -59,7 +62,8 @@ def choose(roots: Roots, made: Json, fresh: bool, nonce: str) -> Json:
 
 
 def environment(folder: str) -> dict[str, str]:
-    return {name: os.path.join(folder, sub) for name, sub in FOLDERS.items()}
+    """What makes torch, Triton and fla keep what they compiled and tuned in `folder`."""
+    return {**{name: os.path.join(folder, sub) for name, sub in FOLDERS.items()}, **TUNING}
 
 
 def drop_old(roots: Roots) -> None:

@@ -7,16 +7,19 @@ import shutil
 import time
 from typing import Any
 
-from agent import lock, procs, provenance, releases, unpack
+from agent import gpu, kernels, lock, procs, provenance, releases, unpack
 from agent.call import Args, Call, Json, Refusal, Roots
 from agent.files import read_json, size_words, write_json
-from agent.interpreter import find_python, import_check
+from agent.interpreter import describe_recipe, find_python, import_check
 
 ARGS: Args = {
     "release": (str, None, "the release's content hash"),
     "manifest": (list, None, "its files: [{path, sha256, bytes, mode}]"),
     "python": (str, None, "the run's interpreter; without it this one"),
     "stream": (bool, False, "a tar of the wanted files follows on stdin"),
+    "recipe": (str, None, "the recipe whose target's kernels are to be proven on a GPU"),
+    "overrides": (object, {}, "changes to that recipe"),
+    **kernels.ALLOW,
     "source": (dict, None, "where it comes from: {commit, dirty}"),
 }
 KEEP = 5  # releases, besides the current one and those of live runs
@@ -75,6 +78,7 @@ def _make(call: Call, release: str, manifest: list[Json], python: str, previous:
         write_json(os.path.join(incoming, releases.MANIFEST), record)
         call.frames.note(f"{len(manifest)} files verified; checking that {python} can import them")
         versions = import_check(python, incoming)
+        proven = _prove_kernels(call, python, incoming)
         wrong = unpack.differences(incoming, manifest)
         if wrong:
             raise Refusal("verify", f"{wrong[0]} changed while the release was checked", "deploy again")
@@ -92,8 +96,21 @@ def _make(call: Call, release: str, manifest: list[Json], python: str, previous:
         "files": files,
         "bytes": size,
         "versions": versions,
+        "kernels": proven,
         "pruned": _prune(roots),
     }
+
+
+def _prove_kernels(call: Call, python: str, release_dir: str) -> list[str]:
+    """kernels.check, where there is a GPU; what is wrong with the recipe itself is for the start to say."""
+    recipe, overrides = call.args["recipe"], call.args["overrides"]
+    if recipe is None or gpu.query(call.roots.run)["status"] == "absent":
+        return []
+    try:
+        described = describe_recipe(python, release_dir, recipe, overrides)
+    except Refusal:
+        return []
+    return kernels.check(call, python, release_dir, recipe, overrides, described)
 
 
 def switch(roots: Roots, release: str, previous: str | None) -> None:

@@ -6,7 +6,6 @@ keeps another from being made: one that fails says so in its own place.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable
 
-from agent import cache, files, gpu_health, interpreter, procs, releases, snapshot
+from agent import cache, files, gpu_health, interpreter, kernels, procs, releases, snapshot
 from agent.call import Args, Call, Json, Refusal, Roots
 
 ARGS: Args = {
@@ -28,7 +27,6 @@ ARGS: Args = {
 }
 NODES_S = 5.0
 CACHES_S = 2.0  # for counting their bytes: a cache of months has many thousand files
-NO_ROOM = 3  # exit code of trainer.kernels: the GPU is too full to try
 FX_THREADS = "trainer/fx_threads.py"
 
 
@@ -163,20 +161,6 @@ def _kernels(call: Call, facts: Json, release_dir: str | None) -> Json:
 
 def _prove(call: Call, facts: Json, release_dir: str) -> Json:
     folder = os.path.join(call.roots.cache, facts["caches"]["current"])
-    overrides = json.dumps(call.args["overrides"])
-    argv = ["-m", "trainer.kernels", call.args["recipe"], "--overrides", overrides, "--json"]
-    python, seconds = facts["python"]["path"], call.args["prove_s"]
-    began = time.monotonic()
-    done = interpreter.run_python(python, argv, release_dir, seconds, cache.environment(folder))
-    took = round(time.monotonic() - began, 3)
-    printed = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    try:
-        answer: Json = json.loads(printed[-1])
-    except (ValueError, IndexError):
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise Refusal("kernels", said[-1] if said else f"the proof ended with {done.returncode}") from None
-    if done.returncode == NO_ROOM:
-        return {"skipped": str(answer.get("error"))}
-    if not answer.get("ok"):
-        raise Refusal("kernels", str(answer.get("error")))
-    return {"reports": answer["reports"], "seconds": took}
+    args, python = call.args, facts["python"]["path"]
+    found = kernels.prove(python, release_dir, args["recipe"], args["overrides"], folder, args["prove_s"])
+    return {"skipped": found["no_room"]} if "no_room" in found else found

@@ -12,7 +12,7 @@ from typing import Any
 from agent.call import Json, Refusal
 
 IMPORT_TIMEOUT_S = 300  # a first import of torch from a cold disk takes minutes at worst
-_DISTRIBUTIONS = ("torch", "triton", "transformers", "flash-linear-attention", "causal-conv1d")
+_DISTRIBUTIONS = ("torch", "triton", "transformers", "flash-linear-attention", "fla-core", "causal-conv1d")
 _VERSIONS = """
 import importlib.metadata as metadata, json, platform, sys
 found = {"python": platform.python_version()}

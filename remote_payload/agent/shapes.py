@@ -15,6 +15,7 @@ STATE = {
     "detail": str,
     "last_checkpoint": _PLACE,
     "notes": [str],
+    "kernels": {"slow": [str]},
     "compile": {"count": float, "seconds": float, "active": bool, "budget_s": float},
     **dict.fromkeys(("phase_since", "training_since", "heartbeat", "progress_at"), float),
     **dict.fromkeys(("step", "steps", "step_time_s", "tokens_per_s", "loss", "tau"), float),

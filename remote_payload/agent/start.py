@@ -8,7 +8,7 @@ import subprocess
 import time
 from typing import Any, NamedTuple
 
-from agent import cache, gpu, interpreter, lock, procs, provenance, releases, runs, tmux
+from agent import cache, gpu, interpreter, kernels, lock, procs, provenance, releases, runs, tmux
 from agent.call import Args, Call, Json, Refusal, Roots
 from agent.files import read_json, size_words, tail_lines, write_json
 
@@ -20,6 +20,7 @@ ARGS: Args = {
     "resume": (str, "auto", "auto, none or a run id"),
     "release": (str, None, "release, or the beginning of its name; without it the current one"),
     "like": (str, None, "a run to repeat: its recipe, overrides, release; `auto` resumes it"),
+    **kernels.ALLOW,
     "grace_s": (float, None, "seconds that a later stop gives the trainer; without it 120"),
     "first_state_s": (float, 180.0, "seconds to wait for the first state"),
 }
@@ -48,7 +49,7 @@ def run(call: Call) -> Json:
 
 
 def prepare(call: Call) -> Plan:
-    """Look for all that a run needs; one refusal for the first thing missing. Changes nothing."""
+    """Look for all that a run needs; one refusal for the first thing missing. Changes nothing but caches."""
     roots, args = call.roots, _wishes(call)
     name, overrides = args["recipe"], args["overrides"]
     if not releases.names(roots):
@@ -72,6 +73,7 @@ def prepare(call: Call) -> Plan:
             f"{roots.runs} has {size_words(free)} free, two checkpoints need {size_words(needed)}",
             "remove old checkpoints, or give the container more disk",
         )
+    kernels.check(call, python, release_dir, name, overrides, recipe)
     return Plan(release, release_dir, python, recipe, name, overrides, args["resume"])
 
 
@@ -142,6 +144,7 @@ def launch(call: Call, plan: Plan) -> Json:
         "env": _environment(plan.python, run_id, run_dir, chosen["dir"]),
         "cache": chosen,
         "resume_from": resume_from,
+        "allow_slow_kernels": args["allow_slow_kernels"],
         "operator": call.operator,
         "grace_s": runs.DEFAULT_GRACE_S if args["grace_s"] is None else args["grace_s"],
         "config_hash": plan.recipe.get("config_hash"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
 
 from trainer.config import config_hash, load_recipe
 from trainer.errors import Refusal
-from trainer.geometry import resolve
+from trainer.geometry import is_hybrid, resolve, target_text_config
 
 FP32_WITH_MOMENTS = 12  # bytes a parameter in a checkpoint: master weight and two Adam moments
 
@@ -25,9 +26,12 @@ def describe(recipe: str, release_dir: Path, overrides: object) -> dict[str, obj
         "steps": loaded.train.steps,
         "checkpoint_bytes": None,
         "budget": loaded.data.budget,
+        "hybrid": False,
+        "values": dataclasses.asdict(loaded),
     }
     if (Path(loaded.target.model) / "config.json").is_file():
         geometry = resolve(loaded)
+        answer["hybrid"] = is_hybrid(target_text_config(loaded.target.model))
         answer["checkpoint_bytes"] = FP32_WITH_MOMENTS * geometry.parameter_count()
     return answer
 

@@ -77,6 +77,12 @@ def target_text_config(model: str) -> dict[str, Any]:
     return {**config, **config.get("text_config", {})}
 
 
+def is_hybrid(text_config: dict[str, Any]) -> bool:
+    """Whether some layers are recurrent: their kernels come from packages beside torch."""
+    kinds = text_config.get("layer_types") or []  # older configurations leave it to the default
+    return "linear_attention" in kinds or "linear_num_value_heads" in text_config
+
+
 def resolve(recipe: Recipe) -> DrafterGeometry:
     """Raises Refusal when the target's configuration cannot carry the recipe."""
     target = target_text_config(recipe.target.model)

@@ -99,7 +99,7 @@ class KernelReport:
     def state(self) -> dict[str, Any]:
         """For state.json's `kernels`: a text for each role, and `slow[]`, which degrades every status."""
         texts: dict[str, Any] = {line.role: str(line).partition(" by ")[2] for line in self.lines}
-        return {**texts, "slow": [str(line) for line in self.slow]}
+        return {**texts, "slow": [f"{line.role}: {line.why}; {line.mend}" for line in self.slow]}
 
     def require_fast(self, allow_slow: bool) -> None:
         """Raises Refusal, with what to install, when a role has nothing but its reference implementation."""

@@ -46,6 +46,7 @@ PLANS: dict[str, tuple[Any, Box, dict[str, Any]]] = {
         LAB,
         {
             "fresh_cache": True,
+            "allow_slow_kernels": True,
             "recipe": "other",
             "settings": ["steps=20", "name=a b", "taps=[1, 2]"],
             "from_scratch": True,
