@@ -19,13 +19,20 @@ MUST_MATCH = ("config_hash", "data_sha256")
 
 
 def save(
-    folder: Path, step: int, drafter: Drafter, optimizer: Optimizer, config: dict[str, Any], keep: int
+    folder: Path,
+    step: int,
+    drafter: Drafter,
+    optimizer: Optimizer,
+    config: dict[str, Any],
+    keep: int,
+    best: int | None = None,
 ) -> Path:
-    """Write `folder/step-000120` after 120 steps, then remove all but the `keep` newest; returns its path.
+    """Write `folder/step-000120` after 120 steps, then remove all but the `keep` newest and that of step
+    `best`; returns its path.
 
     `config` is kept beside the tensors; a run that continues must agree with its MUST_MATCH entries.
     """
-    final = folder / f"step-{step:06d}"
+    final = folder / name_of(step)
     aside = folder / f".incoming-{final.name}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -42,8 +49,13 @@ def save(
     aside.rename(final)
     _flush(folder)
     for old in complete(folder)[:-keep]:
-        shutil.rmtree(old)
+        if best is None or old.name != name_of(best):
+            shutil.rmtree(old)
     return final
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:06d}"
 
 
 def complete(folder: Path) -> list[Path]:

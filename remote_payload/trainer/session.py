@@ -55,6 +55,7 @@ class Session:
         self._compiles_before = 0
         self._steady: deque[StepResult] = deque(maxlen=50)
         self._tau: float | None = None
+        self._best: tuple[float, int] | None = None  # tau and step of the best checkpoint
         self._stop_announced = False
 
     def run(self, resume: Path | None) -> str:
@@ -258,6 +259,7 @@ class Session:
         evaluated = self.world.leads and _due(result.steps_done, train.eval_every) and not result.last
         if evaluated:
             self._evaluate()
+            self._note_best(result.steps_done)
         self.record.metric(
             step=result.steps_done,
             time=time.time(),
@@ -289,9 +291,16 @@ class Session:
             leader.optimizer,
             self.config,
             self.recipe.train.keep_checkpoints,
+            best=self._best[1] if self._best else None,
         )
         self.record.progress(last_checkpoint={"step": step, "path": str(path)})
         print(f"· checkpoint {path.name}", flush=True)
+
+    def _note_best(self, step: int) -> None:
+        """An evaluation speaks for the checkpoint of its own step; the best of these is kept."""
+        so_far = self._best[0] if self._best else 0.0
+        if _due(step, self.recipe.train.checkpoint_every) and (self._tau or 0.0) > so_far:
+            self._best = self._tau, step
 
     def _evaluate(self) -> None:
         documents: list[Document] = self.heldout.documents[: self.recipe.train.eval_documents]

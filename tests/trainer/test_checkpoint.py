@@ -65,6 +65,17 @@ def test_only_the_newest_are_kept_and_debris_is_no_checkpoint(tmp_path, make):
     assert not list(tmp_path.glob(".incoming*"))
 
 
+def test_the_best_is_kept_beside_the_newest(tmp_path, make):
+    drafter, optimizer = make(seed=0, steps=1)
+    for step in range(1, 6):
+        checkpoint.save(tmp_path, step, drafter, optimizer, CONFIG, keep=2, best=2 if step > 2 else None)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == [
+        "step-000002",
+        "step-000004",
+        "step-000005",
+    ]
+
+
 def test_another_configuration_other_data_and_damage_are_refused_in_one_line(tmp_path, make):
     drafter, optimizer = make(seed=0, steps=1)
     path = checkpoint.save(tmp_path, 1, drafter, optimizer, CONFIG, keep=2)
