@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainer import prepared
 from trainer.errors import Refusal
+from trainer.rendering import Dropped, Renderer, parse_line
 from trainer.seeding import generator
 
 # First-fit looks at this many rows: the fill stays above 95 % and packing is linear in the number of
@@ -20,12 +22,20 @@ _OPEN_ROWS = 64
 
 @dataclass(frozen=True)
 class Document:
-    """One conversation. ids int64 [n]; loss_mask bool [n], true on what the assistant wrote; key: its
-    `id`."""
+    """A conversation, or the part of one that the model saw at once (see rendering.py). ids int64 [n];
+    loss_mask bool [n], true on what the assistant wrote; key: its `id`, with `#2` … for a later part."""
 
     ids: torch.Tensor
     loss_mask: torch.Tensor
     key: str
+
+    def cut(self, length: int) -> Document:
+        """Its first `length` tokens."""
+        return (
+            self
+            if len(self.ids) <= length
+            else replace(self, ids=self.ids[:length], loss_mask=self.loss_mask[:length])
+        )
 
 
 @dataclass(frozen=True)
@@ -87,99 +97,78 @@ def load_tokenizer(model: str) -> Any:
 
 
 def load_corpus(path: Path, tokenizer: Any, *, max_document: int, min_supervised: int = 1) -> Corpus:
-    """Read jsonl lines `{"id", "conversations": [{"role", "content"}]}`; a malformed line is refused with
-    file:line."""
-    corpus = Corpus([])
+    """Documents from jsonl conversations (see rendering.py), or from a file that trainer.prepare made.
+
+    Documents are cut at `max_document` tokens; one with fewer than `min_supervised` supervised tokens is
+    dropped. Raises Refusal with file:line for a malformed line, and for a file that gives no document."""
+    if path.suffix == prepared.SUFFIX:
+        corpus = _from_prepared(path, tokenizer, max_document)
+    else:
+        corpus = Corpus([])
+        renderer = Renderer(tokenizer)
+        for number, line in read_lines(path):
+            for document in render_line(renderer, line, f"{path}:{number}", corpus.dropped):
+                corpus.documents.append(document.cut(max_document))
+    useful = []
+    for document in corpus.documents:
+        supervised = int(document.loss_mask.sum())
+        if supervised >= min_supervised:
+            useful.append(document)
+        elif supervised:
+            corpus.dropped[f"fewer than {min_supervised} supervised tokens"] += 1
+        else:
+            corpus.dropped[nothing_supervised(max_document)] += 1
+    if not useful:
+        reasons = "; ".join(f"{count}: {why}" for why, count in corpus.dropped.items()) or "the file is empty"
+        raise Refusal(f"{path}: no usable conversation ({reasons})")
+    return Corpus(useful, corpus.dropped)
+
+
+def nothing_supervised(max_document: int) -> str:
+    """The reason for dropping a document whose answers all begin later than it may be long."""
+    return f"nothing supervised within {max_document} tokens"
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines that are not blank; a file that cannot be read, or is not UTF-8, is refused."""
+    number = 0
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: U+2028 may stand in a text
+        with path.open(encoding="utf-8", newline="\n") as file:  # U+2028 and \r may stand in a text
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line
     except OSError as error:
         raise Refusal(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise Refusal(f"{path}: not UTF-8 at byte {error.start}: convert it") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        key, messages = _conversation(line, f"{path}:{number}")
-        try:
-            ids, mask = render(tokenizer, messages)
-        except ValueError as reason:
-            corpus.dropped[str(reason)] += 1
-            continue
-        ids, mask = ids[:max_document], mask[:max_document]
-        if int(mask.sum()) < min_supervised:
-            corpus.dropped[f"fewer than {min_supervised} supervised tokens"] += 1
-            continue
-        corpus.documents.append(Document(ids, mask, key))
-    if not corpus.documents:
-        reasons = (
-            "; ".join(f"{count}: {reason}" for reason, count in corpus.dropped.items()) or "the file is empty"
-        )
-        raise Refusal(f"{path}: no usable conversation ({reasons})")
-    return corpus
+        raise Refusal(f"{path}: not UTF-8 after line {number} ({error.reason}): convert it") from None
 
 
-def _conversation(line: str, place: str) -> tuple[str, list[dict[str, str]]]:
-    shape = 'write {"id": "…", "conversations": [{"role": "user", "content": "…"}, …]}'
+def render_line(renderer: Renderer, line: str, place: str, dropped: Counter[str]) -> list[Document]:
+    """The documents of one conversation; none and a reason counted in `dropped` if it is of no use."""
     try:
-        item = json.loads(line)
-    except ValueError as error:
-        raise Refusal(f"{place}: not JSON ({error}); {shape}") from None
-    if (
-        not isinstance(item, dict)
-        or not isinstance(item.get("conversations"), list)
-        or not item["conversations"]
-    ):
-        raise Refusal(f'{place}: no list "conversations"; {shape}')
-    for turn, message in enumerate(item["conversations"]):
-        for name in ("role", "content"):
-            if not isinstance(message, dict) or not isinstance(message.get(name), str):
-                raise Refusal(f'{place}: turn {turn} has no text "{name}"; {shape}')
-    return str(item.get("id", place)), item["conversations"]
+        conversation = parse_line(line, place)
+        rendered = renderer.documents(conversation)
+    except Dropped as reason:
+        dropped[str(reason)] += 1
+        return []
+    return [
+        Document(
+            torch.tensor(one.ids),
+            torch.tensor(one.mask),
+            conversation.key if number == 0 else f"{conversation.key}#{number + 1}",
+        )
+        for number, one in enumerate(rendered)
+    ]
 
 
-def render(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids int64 [n], loss_mask bool [n]) of one conversation under the model's chat template.
-
-    The supervised span of an assistant turn runs from the end of the generation prompt to the turn's end
-    token: what the model itself would emit, never the header nor the line break after it. Spans are found by
-    rendering every prefix of the conversation; each must be a prefix of the next, else ValueError (the
-    template rewrites history). Each span is tokenised by itself, as at serving time, where prompt and answer
-    never merge into one token. A turn with `"finish": "length"` was cut by a token limit: its end token is
-    the template's, not supervised.
-    """
-
-    def text(upto: int, prompt: bool) -> str:
-        return tokenizer.apply_chat_template(messages[:upto], tokenize=False, add_generation_prompt=prompt)
-
-    whole = text(len(messages), False)
-    pieces: list[tuple[str, bool, bool]] = []  # text, supervised, cut
-    done = 0
-    for turn, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        head, body = text(turn, True), text(turn + 1, False)
-        if not (whole.startswith(body) and body.startswith(head)):
-            raise ValueError("the chat template rewrites earlier turns")
-        cut = message.get("finish") == "length"
-        pieces += [(whole[done : len(head)], False, False), (whole[len(head) : len(body)], True, cut)]
-        done = len(body)
-    if done == 0:
-        raise ValueError("no assistant turn")
-    special = set(tokenizer.all_special_ids)
-    ids: list[int] = []
-    mask: list[bool] = []
-    for (
-        piece,
-        supervised,
-        cut,
-    ) in pieces:  # what follows the last assistant turn teaches nothing and is left out
-        tokens = tokenizer(piece, add_special_tokens=False)["input_ids"]
-        last = max((i for i, token in enumerate(tokens) if token in special), default=len(tokens) - 1)
-        ids += tokens
-        mask += [supervised and i <= last - cut for i in range(len(tokens))]
-    if tokenizer.decode(ids, clean_up_tokenization_spaces=False) != whole[:done]:
-        raise ValueError("its tokens do not spell the rendered text")
-    return torch.tensor(ids), torch.tensor(mask)
+def _from_prepared(path: Path, tokenizer: Any, max_document: int) -> Corpus:
+    file = prepared.read(path, tokenizer, max_document)
+    ids, starts = file.ids.long(), file.starts.tolist()
+    documents = [
+        Document(ids[start:end], file.mask[start:end], key).cut(max_document)
+        for start, end, key in zip(starts, starts[1:], file.keys, strict=False)
+    ]
+    return Corpus(documents, Counter(file.origin.dropped))
 
 
 class RowOrder:

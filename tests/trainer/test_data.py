@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.data import Document, RowOrder, load_corpus, pack, render
+from trainer.data import Document, RowOrder, load_corpus, pack
 from trainer.errors import Refusal
 
 CHAT = [
@@ -19,37 +19,15 @@ CHAT = [
 ]
 
 
-def supervised_text(tokenizer, messages) -> str:
-    ids, mask = render(tokenizer, messages)
-    return tokenizer.decode(ids[mask])
-
-
-def test_only_what_the_model_would_emit_is_supervised(tokenizer):
-    assert supervised_text(tokenizer, CHAT) == "\nHello you<|im_end|>Yes.<|im_end|>"
-    ids, _ = render(tokenizer, CHAT)
-    whole = tokenizer.apply_chat_template(CHAT, tokenize=False)
-    assert tokenizer.decode(ids) == whole
-
-
-def test_tokens_after_the_last_answer_are_left_out(tokenizer):
-    assert supervised_text(tokenizer, CHAT[:3]) == "\nHello you<|im_end|>"
-    assert torch.equal(render(tokenizer, CHAT[:3])[0], render(tokenizer, CHAT[:2])[0])
-
-
-def test_a_template_that_rewrites_earlier_turns_drops_the_conversation_with_its_reason(
-    tmp_path: Path, tokenizer
-):
-    tokenizer.chat_template = tokenizer.chat_template.replace(
-        "{{ message['content'] }}", "{{ message['content'] if loop.last else message['content'][:2] }}"
-    )
+def test_a_conversation_of_no_use_is_counted_with_its_reason(tmp_path: Path, tokenizer):
     path = tmp_path / "chats.jsonl"
-    lines = [{"id": "long", "conversations": CHAT}, {"id": "short", "conversations": CHAT[:2]}]
-    lines[1]["conversations"] = [{"role": "user", "content": "ab"}, CHAT[1]]
+    image = [{"role": "user", "content": [{"type": "image", "url": "x"}]}, CHAT[1]]
+    lines = [{"id": "good", "conversations": CHAT}, {"conversations": CHAT[:1]}, {"conversations": image}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     corpus = load_corpus(path, tokenizer, max_document=100)
-    assert [d.key for d in corpus.documents] == ["short"]
-    assert corpus.dropped == {"the chat template rewrites earlier turns": 1}
-    assert "dropped 1: the chat template rewrites earlier turns" in corpus.summary()
+    assert [d.key for d in corpus.documents] == ["good"]
+    assert corpus.dropped == {"no assistant turn": 1, "holds more than text": 1}
+    assert "dropped 1: no assistant turn" in corpus.summary()
 
 
 @pytest.mark.parametrize(
@@ -59,6 +37,12 @@ def test_a_template_that_rewrites_earlier_turns_drops_the_conversation_with_its_
         ('{"id": "x"}', r'chats\.jsonl:2: no list "conversations"; write'),
         ('{"conversations": [{"role": "user"}]}', r'chats\.jsonl:2: turn 0 has no text "content"'),
         ('["a"]', r'chats\.jsonl:2: no list "conversations"'),
+        (
+            '{"conversations": [{"role": "user", "content": 3}]}',
+            r'chats\.jsonl:2: turn 0 has no text "content"',
+        ),
+        ('{"conversations": [{"content": "x"}]}', r'chats\.jsonl:2: turn 0 has no text "role"'),
+        ('{"tools": 3, "conversations": [{"role": "user", "content": "x"}]}', r'jsonl:2: "tools" is no list'),
     ],
 )
 def test_a_malformed_line_is_refused_with_its_place_and_the_mend(
@@ -73,6 +57,13 @@ def test_a_malformed_line_is_refused_with_its_place_and_the_mend(
 def test_a_missing_file_is_refused(tmp_path: Path, tokenizer):
     with pytest.raises(Refusal, match=r"none\.jsonl: cannot be read"):
         load_corpus(tmp_path / "none.jsonl", tokenizer, max_document=100)
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path, tokenizer):
+    path = tmp_path / "chats.jsonl"
+    path.write_bytes(json.dumps({"conversations": CHAT}).encode() + b"\n\xff\n")
+    with pytest.raises(Refusal, match="not UTF-8 after line"):
+        load_corpus(path, tokenizer, max_document=100)
 
 
 def test_documents_are_cut_and_short_ones_dropped(tmp_path: Path, tokenizer):

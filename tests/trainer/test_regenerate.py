@@ -11,9 +11,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from trainer.data import load_corpus, load_tokenizer, render
+from trainer.data import load_corpus, load_tokenizer
 from trainer.errors import Refusal
-from trainer.regenerate import Conversation, differs, fault, greedy, main, read_prompts
+from trainer.prompts import Conversation, read_prompts
+from trainer.regenerate import main
+from trainer.regenerate_local import differs, fault, greedy
+from trainer.rendering import Conversation as Rendering
+from trainer.rendering import Renderer
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT / ".sandbox/models/smollm2-135m-instruct"
@@ -78,6 +82,11 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path, prompts: Path, out: Path, *more: str) -> int:
     options = ["--model", str(folder), "--prompts", str(prompts), "--out", str(out)]
     return main([*options, "--max-new-tokens", str(LIMIT), "--batch", "16", *more])
+
+
+def render(tokenizer, messages: list[dict]) -> tuple[torch.Tensor, torch.Tensor]:
+    (document,) = Renderer(tokenizer).documents(Rendering("x", messages))
+    return torch.tensor(document.ids), torch.tensor(document.mask)
 
 
 def lines_of(path: Path) -> list[dict]:
@@ -162,7 +171,7 @@ def test_a_folder_that_is_missing_is_one_line(folder, prompts, tmp_path, capsys)
 def test_a_line_separator_inside_a_text_does_not_end_its_line(folder, tmp_path):
     path = tmp_path / "text.jsonl"
     path.write_text('{"id": "a", "turns": ["x\u2028y\x85z"]}\n', encoding="utf-8")
-    assert read_prompts(path)[0].turns == ["x\u2028y\x85z"]
+    assert read_prompts(path)[0].turns == [[{"role": "user", "content": "x\u2028y\x85z"}]]
     turns = '[{"role": "user", "content": "a\u2028b"}, {"role": "assistant", "content": "c"}]'
     path.write_text(f'{{"id": "a", "conversations": {turns}}}\n', encoding="utf-8")
     corpus_tokenizer = load_tokenizer(str(folder))
@@ -172,9 +181,9 @@ def test_a_line_separator_inside_a_text_does_not_end_its_line(folder, tmp_path):
 
 def answered(tokenizer, *answers: list[int]) -> Conversation:
     """A conversation whose answers are given."""
-    one = Conversation("x", ["ab"] * len(answers))
+    one = Conversation("x", [[{"role": "user", "content": "ab"}]] * len(answers))
     for turn, answer in enumerate(answers):
-        one.messages.append({"role": "user", "content": one.turns[turn]})
+        one.messages += one.turns[turn]
         text = tokenizer.apply_chat_template(one.messages, tokenize=False, add_generation_prompt=True)
         one.seen.append((tokenizer(text, add_special_tokens=False)["input_ids"], answer))
         body = answer[:-1] if answer[-1] == END else answer
