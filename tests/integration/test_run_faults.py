@@ -109,6 +109,13 @@ def test_an_unchanged_deploy_is_one_round_trip_and_a_changed_one_two(deployed) -
     assert (changed["outcome"], changed["round_trips"]) == ("deployed", 2)
 
 
+def test_a_box_that_is_ready_passes_every_check_of_doctor(deployed) -> None:
+    seen = deployed.ask("doctor")
+    states = {check["name"]: check["state"] for check in seen["checks"]}
+    assert seen["counts"]["failed"] == seen["counts"]["warning"] == 0, seen["checks"]
+    assert states["release"] == states["recipe"] == states["model"] == states["tracing"] == "ok"
+
+
 def test_ten_cuts_in_a_deploy_leave_a_whole_release_and_no_debris(deployed) -> None:
     """Each cut comes at another moment; `current` names a release that verifies before and after."""
     from controller import sandbox
