@@ -180,7 +180,7 @@ class Bench:
 
     def _targets_alone(self) -> None:
         """Every target's thread with a drafter that takes the features and does nothing."""
-        rows = max(3, self.options.steps // 2)
+        rows = max(2, self.options.steps // 2)
         clocks = [Timed(target.device) for target in self.targets]
         threads = [
             threading.Thread(target=clock.rows, args=(target.features, self.rows, rows, number, len(clocks)))
@@ -199,9 +199,11 @@ class Bench:
         flops = target_flops(_text(self.options).to_dict(), self.geometry.target_layer_ids[-1], 1)
         self._print_rate(self.rates["targets"] * flops, len(set(self.devices.targets)))
 
-    def _pipeline(self, name: str, targets: list[Any], steps: int | None = None) -> None:
+    def _pipeline(
+        self, name: str, targets: list[Any], steps: int | None = None, settle: int = SETTLE
+    ) -> None:
         """Runs the real threads; tok/s of padded rows, so that it compares with the sides alone."""
-        steps = SETTLE + (steps or self.options.steps)
+        steps = settle + (steps or self.options.steps)
         results = []
         recipe = dataclasses.replace(self.recipe, train=dataclasses.replace(self.recipe.train, steps=steps))
         pipeline = Pipeline(
@@ -219,7 +221,7 @@ class Bench:
                 torch.cuda.reset_peak_memory_stats(device)
         pipeline.run(lambda: None)
         self._wait()
-        steady = results[SETTLE:]
+        steady = results[settle:]
         seconds = sum(result.step_s for result in steady)
         self.rates[name] = len(steady) * recipe.rows_per_step * recipe.data.budget / seconds
         last = steady[-1]
@@ -256,7 +258,9 @@ class Bench:
         say(f"efficiency {self.rates['pipeline'] / bound:.1%} of {of}")
 
     def _lateness(self) -> None:
-        found = lateness(lambda: self._pipeline("profiled", self.targets, steps=PROFILED), self.options.trace)
+        found = lateness(
+            lambda: self._pipeline("profiled", self.targets, PROFILED, settle=1), self.options.trace
+        )
         table(
             ("stream", "kernels", "busy", "launched late", "other gaps"),
             [
@@ -334,7 +338,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=int, default=49152, help="tokens a row")
     parser.add_argument("--anchors", type=int, default=512, help="blocks a row")
     parser.add_argument("--documents", type=int, default=12, help="about so many a row, of varied lengths")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps, after two that settle")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps, after two that settle")
     parser.add_argument("--precision", choices=("bf16", "fp8"), help="of the target's products")
     parser.add_argument("--trace", type=Path, help="keep the profiler's Chrome trace there")
     parser.add_argument("--no-fix", action="store_true", help="leave torch's tracing flag as it is")

@@ -84,9 +84,8 @@ class Clock:
         """Wait until at most AHEAD rows are unfinished.
 
         This is the host's only wait for its own device. Without it a host would run ahead as far as its
-        channels let it, hold the memory of every row on the way, and then block in a launch with the
-        interpreter lock held, because a stream takes about a thousand launches. Waiting one row back keeps
-        the device fed.
+        channels and the stream's launch queue (about a thousand kernels) let it, and hold the memory of every
+        row on the way. Waiting one row back keeps the device fed.
         """
         while len(self._queued) > AHEAD:
             self._queued.popleft().wait()
