@@ -109,18 +109,27 @@ def abort(c: Context, run: str = "", reason: str = "", box: Any = None, json_: b
 
 
 @_task(
-    "box", follow="go on until the run ends", lines="lines from the end (default: 40; 0: all)", **_RUN, **_BOX
+    "box",
+    follow="go on until the run ends",
+    lines="lines from the end (default: 40; 0: all)",
+    since="begin there: 90s, 10m, 2h, 1d ago, or a time of day in UTC such as 14:10",
+    grep="only lines in which this regular expression is found",
+    **_RUN,
+    **_BOX,
 )
 def logs(
     c: Context,
     follow: bool = False,
-    lines: str = "40",  # Invoke would answer a wrong number with a traceback
+    lines: str = "",  # Invoke would answer a wrong number with a traceback
+    since: str = "",
+    grep: str = "",
     run: str = "",
     box: Any = None,
     json_: bool = False,
 ) -> None:
     """Print the run's log; --follow outlives a lost connection."""
-    options = {"run_id": run, "follow": follow, "whole": {"lines": lines}}
+    options = {"run_id": run, "follow": follow, "since": since, "grep": grep}
+    options |= {"whole": {"lines": lines} if lines else {}}
     _on_boxes(c, "logs", box, json_, one_at_a_time=True, capture=json_, **options)
 
 

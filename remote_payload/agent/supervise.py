@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from agent import procs, runs
+from agent import logtimes, procs, runs
 from agent.files import read_json, tail_lines, tail_offset
 
 POLL_S = 0.2
@@ -51,9 +51,10 @@ def main(run_dir: str) -> int:
             output.write(words.encode() + b"\n")
             runs.write_exit(run_dir, {"code": 127, "signal": None, "reason": "crashed", "detail": words})
             return 1
-    pane = Pane(log)
+    pane, clock = Pane(log), logtimes.Writer(run_dir)
     while trainer.poll() is None:
         pane.show()
+        clock.note()
         time.sleep(POLL_S)
     pane.show()
     runs.write_exit(run_dir, judge_exit(run_dir, trainer.returncode))

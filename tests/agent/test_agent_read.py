@@ -35,6 +35,7 @@ def test_the_last_lines_are_whole_and_exact(logged, lines, end):
         "run": "r-0001",
         "offset": len(text) - len(wanted),
         "bytes": len(wanted),
+        "at": len(text),
         "ended": True,
     }
 
@@ -86,3 +87,52 @@ def test_reading_without_a_run_or_a_log_is_said(box):
     assert box.call("read").error["kind"] == "no-run"
     Path(box.run_dir("r-0001")).mkdir(parents=True)
     assert "no log yet" in box.call("read").error["message"]
+
+
+def test_only_lines_with_the_pattern_and_how_far_they_were_judged(logged):
+    text = b"".join(b"step %d loss %d\n" % (n, n % 7) for n in range(1000)) + b"step 1000 loss 3"
+    log(logged, text)
+    answer = logged.call("read", offset=0, grep="loss [35]$")
+    wanted = [line for line in text.splitlines(keepends=True) if line.rstrip()[-1:] in (b"3", b"5")]
+    assert answer.out == b"".join(wanted)
+    assert answer.result["bytes"] == len(answer.out) and answer.result["at"] == len(text)
+    assert answer.part[-1] == {"at": text.rindex(b"\n") + 1}
+    assert logged.call("read", grep="(").error["kind"] == "usage"
+
+
+def test_a_line_in_progress_is_not_judged_before_it_ends(box):
+    folder = box.run_dir("r-0001")
+    folder.mkdir(parents=True)
+    path = log(box, b"one\ntw")
+    process = box.begin("read", {"follow": True, "offset": 0, "grep": "^two$"})
+    assert json.loads(box.next_frame(process)[1]) == {"at": 4}
+    with path.open("ab") as file:
+        file.write(b"o\nthree\n")
+    assert box.next_frame(process) == ("out", b"two\n")
+    assert json.loads(box.next_frame(process)[1]) == {"at": 14}
+    (folder / "exit.json").write_text("{}")
+    assert box.collect(process).result["bytes"] == 4
+
+
+def test_since_begins_at_the_line_that_was_written_then(logged):
+    folder = logged.run_dir("r-0001")
+    log(logged, b"old\nmiddle line\nnew\n")
+    now = time.time()
+    times = folder / "log.times"
+    times.write_text(f"{now - 100:.1f} 4\n{now - 50:.1f} 10\nbroken\n{now - 10:.1f} 20\n")
+    assert logged.call("read", since_s=80.0).out == b"middle line\nnew\n"
+    assert logged.call("read", since_at=now - 50).out == b"middle line\nnew\n"
+    assert logged.call("read", since_s=5.0).out == b""
+    assert logged.call("read", since_s=500.0).out == b"old\nmiddle line\nnew\n"
+    assert logged.call("read", since_s=80.0, grep="new").out == b"new\n"
+    times.unlink()
+    answer = logged.call("read", since_s=5.0)
+    assert answer.out.startswith(b"old") and "was not noted" in answer.notes[0]["text"]
+
+
+def test_the_supervisor_notes_when_the_log_grew(ready):
+    ready.start(recipe={"steps": 3})
+    ready.wait_for(lambda: (ready.run_dir("r-0001") / "exit.json").exists(), "the run's end")
+    [at, size] = (ready.run_dir("r-0001") / "log.times").read_text().splitlines()[0].split()
+    assert abs(float(at) - time.time()) < 60 and int(size) >= 0
+    assert b"step 3" in ready.call("read", since_s=600.0).out

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from controller import logs
+from controller import logs, moments
 from controller.console import Console
-from controller.errors import NotRunning
+from controller.errors import NotRunning, Usage
 from controller.execution import execute
 from controller.inventory import Box
 
@@ -79,8 +81,45 @@ def test_a_missing_run_is_said_and_not_waited_for(box: Box) -> None:
         logs.run(box, Console(), run_id="r-9999", follow=True)
 
 
+def test_lines_are_chosen_by_what_stands_in_them(box: Box, run_id: str) -> None:
+    write_log(box, run_id, b"".join(b"line %d\n" % n for n in range(100)))
+    assert read(box, run_id=run_id, grep="line [13]$") == "line 1\nline 3\n"
+    assert read(box, run_id=run_id, grep="9$", lines=20) == "line 89\nline 99\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "wish"),
+    [
+        ("90s", {"since_s": 90}),
+        ("1.5h", {"since_s": 5400}),
+        ("11:59", {"since_at": 1_790_078_340}),
+        ("12:01", {"since_at": 1_789_992_060}),  # still to come today: it was yesterday
+        ("2026-09-22T11:59", {"since_at": 1_790_078_340}),
+        ("2026-09-22T13:59+02:00", {"since_at": 1_790_078_340}),
+    ],
+)
+def test_a_moment_as_a_person_types_it(text: str, wish: dict[str, float]) -> None:
+    noon = datetime.datetime(2026, 9, 22, 12, 0, tzinfo=datetime.UTC)
+    assert moments.since(text, noon) == wish
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"since": "yesterday"}, {"since": "25:00"}, {"since": "5m", "lines": 9}, {"grep": "("}],
+)
+def test_a_wish_that_makes_no_sense_is_said_before_anything_is_sent(options: dict[str, Any]) -> None:
+    with pytest.raises(Usage):
+        logs.plan(Box(name="lab", host="pve1", vmid=201, recipe="qwen"), **options)
+
+
+@pytest.mark.parametrize("grep", ["", "line"])
 def test_following_goes_on_at_the_same_byte_after_cuts(
-    box: Box, run_id: str, real_box: Callable[..., Box], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    box: Box,
+    run_id: str,
+    real_box: Callable[..., Box],
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    grep: str,
 ) -> None:
     monkeypatch.setattr(logs, "RETRY_S", (0.1,))
     in_container(
@@ -88,7 +127,8 @@ def test_following_goes_on_at_the_same_byte_after_cuts(
     )
     marked = f"PCTRUN_RUN_ID={run_id} PCTRUN_RUN_DIR={FOLDER}/{run_id}"
     writer = (
-        f"cd {FOLDER}/{run_id}; n=0; while [ $n -lt 300 ]; do echo line $n >> train.log; n=$((n+1)); "
+        f"cd {FOLDER}/{run_id}; n=0; while [ $n -lt 300 ]; do echo line $n >> train.log; "
+        f"{'echo noise >> train.log; ' if grep else ''}n=$((n+1)); "
         "sleep 0.02; done; mv kept exit.json"
     )
     in_container(box, f"env {marked} setsid sh -c '{writer}' >/dev/null 2>&1 </dev/null &")
@@ -101,7 +141,7 @@ def test_following_goes_on_at_the_same_byte_after_cuts(
     cutter = threading.Thread(target=cut_now_and_then)
     cutter.start()
     try:
-        text = read(real_box(port=proxy.port), run_id=run_id, lines=5, follow=True)
+        text = read(real_box(port=proxy.port), run_id=run_id, lines=5, grep=grep, follow=True)
     finally:
         stop.set()
         cutter.join()

@@ -57,6 +57,7 @@ PLANS: dict[str, tuple[Any, Box, dict[str, Any]]] = {
     "abort": (abort, LAB, {"run_id": "r-0004", "reason": "driver"}),
     "logs": (logs, LAB, {}),
     "logs-follow": (logs, LAB, {"follow": True, "lines": 0, "run_id": "r-0001"}),
+    "logs-since": (logs, LAB, {"since": "10m", "grep": "tau"}),
     "exec": (execution, LAB, {"command": "sh -c 'echo $HOME'", "more": ["a b", ""], "with_stdin": True}),
     "attach": (attach, LAB, {}),
     "attach-named": (attach, LAB, {"run_id": "r-0001", "only_print": True}),
