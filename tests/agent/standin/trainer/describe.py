@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 VERSION = 1
+OUTSIDE_THE_HASH = ("behave", "step_s", "proof", "proof_code")
 
 
 def load(recipe, overrides):
@@ -22,7 +23,7 @@ def main():
     if values["steps"] < 1:
         print(json.dumps({"ok": False, "error": "recipes/tiny.yaml:1: steps must be 1 or more"}))
         return
-    hashed = {key: value for key, value in values.items() if key not in ("behave", "step_s")}
+    hashed = {key: value for key, value in values.items() if key not in OUTSIDE_THE_HASH}
     answer = {
         "ok": True,
         "name": args.recipe,
@@ -31,6 +32,7 @@ def main():
         "steps": values["steps"],
         "checkpoint_bytes": values.get("checkpoint_bytes", 100),
         "budget": 64,
+        "hybrid": "proof" in values,
     }
     print(json.dumps(answer))
 
