@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ def check(
         Document(torch.tensor(p + g), torch.arange(len(p) + len(g)) >= len(p), d.key)
         for d, p, g in zip(documents, prompts, greedy, strict=True)
     ]
-    found = judge(target, [export], texts, device)[0]
+    found = judge(target, {"it": export}, texts, device)["it"]
     loop = greedy_loop.tau(committed)
     result = {
         "documents": len(greedy),
@@ -82,17 +81,20 @@ def check(
 
 def judge(
     target: Path,
-    exports: Sequence[Path],
+    exports: dict[str, Path],
     texts: list[Document],
     device: torch.device,
     precision: str | None = None,
-) -> list[acceptance.Acceptance]:
+) -> dict[str, acceptance.Acceptance]:
     """The trainer's own evaluation of each exported drafter, the target run as the trainer runs it."""
-    drafters = [load_export(export) for export in exports]
+    drafters = {name: load_export(export) for name, export in exports.items()}
+    geometry = next(iter(drafters.values())).geometry
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     longest = max(len(text.ids) for text in texts)
-    engine, head = load_target(str(target), drafters[0].geometry, device, dtype, longest, precision=precision)
-    return [
-        acceptance.evaluate(d.to(device), head, texts, engine.features_alone, device=device, dtype=dtype)
-        for d in drafters
-    ]
+    engine, head = load_target(str(target), geometry, device, dtype, longest, precision=precision)
+    return {
+        name: acceptance.evaluate(
+            drafter.to(device), head, texts, engine.features_alone, device=device, dtype=dtype
+        )
+        for name, drafter in drafters.items()
+    }

@@ -7,6 +7,7 @@ trainer later does with this target can be compared with it.
 from __future__ import annotations
 
 import inspect
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -31,7 +32,24 @@ def new_target(folder: Path, vocabulary: int, device: torch.device) -> Any:
 
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(folder, local_files_only=True, vocab_size=vocabulary)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(device)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if device.type == "cuda":
+        forgo_tuning()
+    return model.to(device)
+
+
+def forgo_tuning() -> None:
+    """Let every fla kernel take its first configuration. Trying them all costs minutes, backward included,
+    which a run of this length never earns back; needs the model's class imported."""
+    from triton.runtime.autotuner import Autotuner
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fla."):
+            for kernel in list(vars(module).values()):
+                while kernel is not None:  # decorators lie around one another
+                    if isinstance(kernel, Autotuner):
+                        kernel.configs = kernel.configs[:1]
+                    kernel = getattr(kernel, "fn", None)
 
 
 def load(folder: Path, device: torch.device) -> Any:
@@ -39,6 +57,8 @@ def load(folder: Path, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto")
+    if device.type == "cuda":
+        forgo_tuning()
     return model.to(device).eval().requires_grad_(False)
 
 

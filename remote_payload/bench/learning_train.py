@@ -18,29 +18,32 @@ from bench.common import say
 
 PAYLOAD = Path(__file__).parent.parent
 PROBE = 40  # steps after which the time of a step is known
-OFF = (0.75, 1.15)  # a run that would take less or more than these shares of its time is started again
+OFF = (0.5, 1.4)  # a run that would take less or more than these shares of its time is started again
 START_S = 120.0  # at most, until the first step
+EVALUATE_S = 60.0  # at most, all evaluations of a run
 GRACE_S = 60.0  # for the step in flight and a checkpoint
 SHOWN = 25  # every n-th step
 
 
-def run(recipe: dict[str, Any], run_dir: Path, seconds: float, evaluations: int) -> dict[str, Any]:
-    """Train for about `seconds`; returns what state.json says at the end.
+def run(
+    recipe: dict[str, Any], run_dir: Path, seconds: float, evaluations: int, label: str
+) -> dict[str, Any]:
+    """Train for about `seconds`; returns what state.json says at the end. Lines are shown under `label`.
 
     The cosine must end with the time, so the number of steps is fitted: if the first steps show that the
     recipe's number is far off, the run starts again with the right one. A run that the clock stops all the
     same has its last checkpoint exported. Raises RuntimeError with the log's end if the trainer fails.
     """
-    step_s = _train(recipe, run_dir, seconds, probe=True)
+    step_s = _train(recipe, run_dir, seconds, label, probe=True)
     if step_s is not None:
         steps = max(PROBE, round(seconds / step_s))
-        say(f"  a step takes {step_s:.3f} s: again with {steps:,} steps instead of {_steps(recipe):,}")
+        say(f"  {label}: {step_s:.3f} s a step, so {steps:,} steps instead of {_steps(recipe):,}")
         every = max(1, steps // evaluations)
         recipe["train"] |= {"steps": steps, "eval_every": every, "checkpoint_every": every}
-        _train(recipe, run_dir, seconds, probe=False)
+        _train(recipe, run_dir, seconds, label, probe=False)
     state = json.loads((run_dir / "state.json").read_text(encoding="utf-8"))
     if not (run_dir / "export").exists():
-        say("  the clock stopped the run: exporting its last checkpoint")
+        say(f"  {label}: the clock stopped the run: exporting its last checkpoint")
         _export_checkpoint(run_dir)
     names = ("phase", "step", "steps", "step_time_s", "tokens_per_s", "loss", "tau", "kernels", "topology")
     return {name: state[name] for name in names}
@@ -50,7 +53,7 @@ def _steps(recipe: dict[str, Any]) -> int:
     return int(recipe["train"]["steps"])
 
 
-def _train(recipe: dict[str, Any], run_dir: Path, seconds: float, *, probe: bool) -> float | None:
+def _train(recipe: dict[str, Any], run_dir: Path, seconds: float, label: str, *, probe: bool) -> float | None:
     """One run from its start. With `probe` it is broken off if its pace is wrong, and the pace returned."""
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
@@ -61,7 +64,7 @@ def _train(recipe: dict[str, Any], run_dir: Path, seconds: float, *, probe: bool
     with subprocess.Popen(
         command, cwd=PAYLOAD, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as trainer:
-        limit = START_S + OFF[1] * seconds + 60.0  # evaluations come on top
+        limit = START_S + OFF[1] * seconds + EVALUATE_S
         clock = threading.Timer(limit, trainer.send_signal, [signal.SIGTERM])
         last_resort = threading.Timer(limit + GRACE_S, trainer.kill)
         clock.start()
@@ -73,7 +76,7 @@ def _train(recipe: dict[str, Any], run_dir: Path, seconds: float, *, probe: bool
                 tail = [*tail[-14:], line]
                 step = line.strip().split("/")[0]
                 if not step.isdigit() or int(step) % SHOWN == 0:
-                    say(f"  | {line.rstrip()}")
+                    say(f"  {label} | {line.rstrip()}")
                 if probe and step == str(PROBE) and _steps(recipe) > PROBE:
                     wrong = _wrong_pace(run_dir, _steps(recipe), seconds)
                     if wrong is not None:

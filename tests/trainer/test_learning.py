@@ -97,7 +97,7 @@ def test_unusable_answers_are_named(corpus):
 
 
 @pytest.mark.parametrize(
-    ("step_s", "expected"), [(0.1, None), (0.11, None), (0.2, 0.2), (0.01, 0.01), (None, None)]
+    ("step_s", "expected"), [(0.1, None), (0.13, None), (0.2, 0.2), (0.01, 0.01), (None, None)]
 )
 def test_a_run_at_the_wrong_pace_is_noticed(tmp_path, step_s, expected):
     (tmp_path / "state.json").write_text(json.dumps({"step_time_s": step_s}))
@@ -105,8 +105,8 @@ def test_a_run_at_the_wrong_pace_is_noticed(tmp_path, step_s, expected):
 
 
 def test_the_times_of_all_stages_fill_the_minutes():
-    plan = plan_of(minutes=8, small=False)
-    assert sum(plan.seconds.values()) == pytest.approx(8 * 60 - 215)
+    plan = plan_of(minutes=5, small=False)
+    assert sum(plan.seconds.values()) == pytest.approx(5 * 60 - 175)
     assert plan_of(minutes=0.1, small=False).seconds["train"] > 0
 
 
@@ -120,13 +120,13 @@ def test_all_stages_on_a_cpu(tmp_path, capfd):
     command = ["--out", str(tmp_path), "--small", "--device", "cpu"]
     assert learning.main(command) == 0
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result["train"]["phase"] == "finished" and result["train"]["steps"] == 12
+    assert result["train"]["bf16"]["phase"] == "finished" and result["train"]["bf16"]["steps"] == 12
     checked = result["check"]
     assert checked["holds"] and checked["committed_equals_greedy"] == checked["documents"] == 4
     assert checked["difference"] == pytest.approx(0, abs=1e-6), "one precision, so nothing may differ"
     assert checked["tau_loop"] > 1.05, "a drafter that learned nothing would prove nothing"
     assert (tmp_path / "learning.png").stat().st_size > 20_000
-    metrics = (tmp_path / "train.metrics.jsonl").read_text().splitlines()
+    metrics = (tmp_path / "bf16.metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["loss"] for line in metrics]
     assert losses[-1] < losses[0] - 0.5
     capfd.readouterr()
