@@ -47,8 +47,8 @@ class DrafterConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Conversations as jsonl, relative to the release; `budget` tokens a row; documents are cut at
-    `max_document`."""
+    """Conversations as jsonl or as trainer.prepare made them, relative to the release; `budget` tokens a
+    row; documents are cut at `max_document`."""
 
     train: str
     heldout: str

@@ -1,7 +1,7 @@
 """Chat templates that behave as those of thinking models do, written for the tests.
 
 HISTORY hides the thoughts of an answer once a later user turn is there, and keeps them while tools are
-called; without thinking its prompt closes an empty thought. OPEN is the same, with a thought opened by the prompt.
+called; without thinking its prompt closes an empty thought. OPEN is the same, but its prompt opens a thought.
 """
 
 from __future__ import annotations
