@@ -89,6 +89,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
             total += (loss * weights[part]).sum()
             if gradient is not None:
                 gradient[part] = d_logits @ lm_head
+            del logits, d_logits  # or the next chunk's logits would be a third of that size at once
         ctx.gradient = gradient
         ctx.mark_non_differentiable(won)
         return total, won

@@ -29,12 +29,12 @@ def drafter_need(recipe: Recipe, g: DrafterGeometry, dtype: torch.dtype) -> dict
     parameters = g.parameter_count()
     tokens, slots = recipe.data.budget, train.anchors * g.block_size
     hidden, queries, keys = g.hidden_size, g.heads * g.head_dim, 2 * g.kv_heads * g.head_dim
-    # Kept for backward: normed inputs and sums (3 H), queries raw, rotated and attended, gate, up and their
-    # product; keys and values of the whole row.
-    layer = slots * (3 * hidden + 3 * queries + keys + 3 * g.intermediate_size) + (tokens + slots) * keys
-    layers = g.layers * layer
+    # Kept for backward: two sums and their norms (4 H); queries raw and rotated, attended as the kernel and
+    # as the product wants them; gate, up and their product; keys and values of the whole row.
+    layer = slots * (4 * hidden + 4 * queries + keys + 3 * g.intermediate_size) + (tokens + slots) * keys
+    layers = g.layers * layer + 2 * slots * hidden  # the embeddings before, the norm after
     if train.activation_checkpointing:
-        layers = layer + g.layers * 2 * slots * hidden
+        layers = layer + (2 * g.layers + 2) * slots * hidden
     drafted = train.anchors * (g.block_size - 1)
     chunk = min(train.loss_chunk_blocks, train.anchors) * (g.block_size - 1)
     return {
