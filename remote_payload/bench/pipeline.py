@@ -30,6 +30,7 @@ from trainer import balance, compile_watch, fx_threads, islands
 from trainer.config import DataConfig, DrafterConfig, Recipe, TargetConfig, TopologyConfig, TrainConfig
 from trainer.errors import Refusal
 from trainer.geometry import DrafterGeometry, resolve
+from trainer.handoff import empty_cache
 from trainer.pipeline import Pipeline
 from trainer.replica import Replica
 from trainer.target import SharedHead, Target
@@ -67,6 +68,7 @@ class Bench:
     def run(self) -> list[str]:
         say(machine(self.everywhere[0]))
         say(f"{self.devices}, {self.recipe.rows_per_step} row(s) a step")
+        torch.set_num_threads(self.recipe.topology.cpu_threads)  # as in the threads: Dynamo's guards look
         if not self.options.no_fix:
             fx_threads.install()
         fx_threads.set_dynamo_limits()
@@ -153,7 +155,7 @@ class Bench:
             if isinstance(part, Replica):
                 part.drafter.islands = compiled
             part.warm_up(row)
-            self._wait()
+            empty_cache(part.device)
             made = compile_watch.graphs() - before
             say(f"{type(part).__name__} on {part.device}: {made} graphs, {time.perf_counter() - began:.1f} s")
         compile_watch.forbid_recompiles()
@@ -219,6 +221,7 @@ class Bench:
         for device in self.everywhere:
             if self.on_gpu:
                 torch.cuda.reset_peak_memory_stats(device)
+                empty_cache(device)
         pipeline.run(lambda: None)
         self._wait()
         steady = results[settle:]

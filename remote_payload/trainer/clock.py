@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -49,11 +49,18 @@ class Stamp:
         return self._event.elapsed_time(later._event) / 1e3
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     kind: str
     began: Stamp
     ended: Stamp
+
+
+class _Span(NamedTuple):
+    """A piece that is over, in seconds of its device's time."""
+
+    kind: str
+    began: float
+    ended: float
 
 
 class Clock:
@@ -62,7 +69,9 @@ class Clock:
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cpu")
         self._lock = threading.Lock()
-        self._pieces: deque[_Piece] = deque(maxlen=KEEP)
+        self._open: deque[_Piece] = deque()
+        self._spans: deque[_Span] = deque(maxlen=KEEP)
+        self._last: tuple[Stamp, float] | None = None  # where the newest span began
         self._queued: deque[Stamp] = deque()
         self.doing, self.since = "starting", time.monotonic()
 
@@ -76,7 +85,7 @@ class Clock:
         yield
         piece = _Piece(kind, began, Stamp(self._device))
         with self._lock:
-            self._pieces.append(piece)
+            self._open.append(piece)
         if kind == ROW:
             self._queued.append(piece.ended)
 
@@ -92,19 +101,24 @@ class Clock:
 
     def share(self) -> float | None:
         """Working share of the time from the first to the last begin among the recent pieces, in [0, 1]."""
-        done = self._done()
-        if len(done) < 2:
+        spans = self._over()
+        if len(spans) < 2:
             return None
-        span = done[0].began.seconds_until(done[-1].began)
-        worked = sum(p.began.seconds_until(p.ended) for p in done[:-1] if p.kind != EXCHANGE)
-        return min(worked / span, 1.0) if span > 0 else None
+        worked = sum(span.ended - span.began for span in spans[:-1] if span.kind != EXCHANGE)
+        elapsed = spans[-1].began - spans[0].began
+        return min(worked / elapsed, 1.0) if elapsed > 0 else None
 
     def seconds(self, kind: str) -> float | None:
         """Median of the recent pieces of `kind`."""
-        spans = [p.began.seconds_until(p.ended) for p in self._done() if p.kind == kind]
-        return statistics.median(spans) if spans else None
+        took = [span.ended - span.began for span in self._over() if span.kind == kind]
+        return statistics.median(took) if took else None
 
-    def _done(self) -> list[_Piece]:
+    def _over(self) -> list[_Span]:
         with self._lock:
-            pieces = list(self._pieces)
-        return [piece for piece in pieces if piece.ended.passed()]
+            while self._open and self._open[0].ended.passed():
+                kind, began, ended = self._open.popleft()
+                # from begin to begin, because an event's difference to one long ago has no milliseconds left
+                at = self._last[1] + self._last[0].seconds_until(began) if self._last else 0.0
+                self._last = began, at
+                self._spans.append(_Span(kind, at, at + began.seconds_until(ended)))
+            return list(self._spans)

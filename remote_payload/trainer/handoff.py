@@ -23,6 +23,14 @@ def own_stream(device: torch.device) -> Iterator[None]:
         yield
 
 
+def empty_cache(device: torch.device) -> None:
+    """Give back what torch keeps of another stream's memory: a thread's own stream could not use it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
+
+
 @dataclass(frozen=True)
 class Delivery:
     """A row and its features [T, K*H] on the target's device; `ready` marks their end on the target's

@@ -19,13 +19,16 @@ from trainer.config import Recipe, config_hash
 from trainer.data import Corpus, Document, RowOrder, load_corpus, load_tokenizer
 from trainer.errors import Refusal
 from trainer.export import export
+from trainer.finding import FAIL
 from trainer.geometry import DrafterGeometry, resolve
+from trainer.handoff import empty_cache
 from trainer.pipeline import Pipeline, StepResult
 from trainer.record import RunRecord
 from trainer.replica import Replica
 from trainer.target import Target
 from trainer.target_loading import load_target
 from trainer.topology import Devices, place
+from trainer.verify import summary, verify
 
 
 class Stopped(Exception):
@@ -198,6 +201,7 @@ class Session:
                 if isinstance(part, Replica):
                     part.drafter.islands = compiled
                 part.warm_up(row)
+                empty_cache(part.device)
             seen = self.watch.snapshot()
             print(f"  {seen['count']} compile(s) in {seen['seconds']:.1f} s", flush=True)
             forbid_recompiles()
@@ -328,6 +332,12 @@ class Session:
         self.record.phase("checkpointing", "exporting the drafter")
         path = export(self.replicas[0].drafter, self.geometry, self.record.run_dir / "export")
         print(f"· exported {path}", flush=True)
+        findings = verify(path, self.recipe.target.model)
+        print(f"  verify: {summary(findings)}", flush=True)
+        for finding in findings:
+            if finding.verdict == FAIL:
+                self.record.note(f"the export: {finding.what}: {finding.mend}")
+                print(f"  {finding}", flush=True)
 
 
 def _due(step: int, every: int) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer import checkpoint, watchdog
+from trainer import checkpoint, pipeline, watchdog
 from trainer.config import config_hash, load_recipe
 from trainer.data import RowOrder, load_corpus, load_tokenizer
 from trainer.exchange import checksum
@@ -40,16 +40,16 @@ class Rig:
         self.results: list[StepResult] = []
         self.stop = threading.Event()
 
-    def run(self, on_step=None, while_running=lambda: None, *, start_step=0) -> None:
+    def run(self, on_step=None, while_running=lambda: None, **more) -> None:
         torch.set_num_threads(1)
         Pipeline(
             self.recipe,
             self.order,
             self.targets,
             self.replicas,
-            start_step=start_step,
             stop=self.stop,
             on_step=on_step or self.results.append,
+            **{"start_step": 0, **more},
         ).run(while_running)
 
     def state(self, rank: int) -> dict[str, torch.Tensor]:
@@ -181,6 +181,37 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_mend(tiny_release):
     rig = Rig(tiny_release, "train.steps=50", "train.lr=1e30", "train.warmup_share=0")
     with pytest.raises(ThreadFailed, match=r"thread drafter-0 failed: .*at step \d+: lower train\.lr"):
         rig.run()
+
+
+def test_numbers_read_one_step_late_are_the_same_and_where_it_matters_the_weights_stand_still(
+    tiny_release, monkeypatch
+):
+    """The order in which a GPU's steps are told, tried on a CPU."""
+
+    def run(**more) -> tuple[list[tuple], dict[int, float]]:
+        rig, norms = Rig(tiny_release, "train.steps=9", "topology.split=1:2"), {}
+
+        def on_step(result: StepResult) -> None:
+            rig.results.append(result)
+            norms[result.steps_done] = float(rig.replicas[0].storage.weights.norm())
+
+        rig.run(on_step, **more)
+        return [(r.steps_done, r.loss, r.grad_norm, r.tokens, r.last) for r in rig.results], norms
+
+    facts, truth = run()
+    monkeypatch.setattr(pipeline, "_reads_late", lambda device: True)
+    late_facts, told = run(stands_still=lambda steps_done: steps_done in (4, 5))
+    assert late_facts == facts
+    assert [step for step in told if told[step] == truth[step]] == [4, 5, 9]
+    assert told[2] == truth[3]  # told when step 3 was done
+
+
+def test_a_loss_that_is_no_number_is_told_one_step_later_when_read_late(tiny_release, monkeypatch):
+    monkeypatch.setattr(pipeline, "_reads_late", lambda device: True)
+    rig = Rig(tiny_release, "train.steps=50", "train.lr=1e30", "train.warmup_share=0", "topology.split=1:1")
+    with pytest.raises(ThreadFailed, match=r"at step 2: lower train\.lr"):
+        rig.run()
+    assert len(rig.results) == 1
 
 
 def test_shares_and_costs_are_measured(tiny_release):

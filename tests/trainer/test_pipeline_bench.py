@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from bench import pipeline, pipeline_race
 from bench.pipeline_parts import Rows, streams
+from trainer import compile_watch
 from trainer.anchors import allowed_anchors
 
 
@@ -23,6 +25,18 @@ def test_every_section_runs_small(capsys, arguments):
     ):
         assert said in out
     assert "FAILED" not in out
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_500_steps_of_varied_documents_compile_nothing_after_the_warm_up(capsys):
+    one_card = ["--split", "1:2", "--devices", "cuda:0,cuda:0,cuda:0"]
+    try:
+        assert pipeline.main([*one_card, "--varied-steps", "500"]) == 0, capsys.readouterr().out
+    finally:
+        compile_watch.allow_recompiles()
+    out = capsys.readouterr().out
+    assert "0 recompiles after the warm-up" in out and "2 drafters, bit-identical" in out
 
 
 @pytest.mark.slow
