@@ -4,7 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 RUN    := $(BIN)/invoke
-STEPS  ?=
+# A file stays with one worker: its sandbox and its deployed payload are made once. The longest come first (testpaths).
+WORKERS  ?= 2
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Shows a command as a person would type it, then runs it.
 say = @printf '\n\033[1m$$ %s\033[0m\n' "invoke $(1)" | { [ -t 1 ] && [ -z "$$NO_COLOR" ] && cat || sed 's/\x1b\[[0-9;]*m//g'; }
@@ -38,7 +40,7 @@ demo: env system model
 	@$(RUN) status
 
 test: env system model check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 check: env
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ and the others are asked all the same.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,24 +74,29 @@ def run(box: Box, console: Console, *, quick: bool = False) -> Outcome:
 
 
 def look(box: Box, console: Console, *, quick: bool) -> Findings:
-    """Ask the host, then the container."""
+    """Ask the host and the container at once."""
     began = time.monotonic()
     try:
         link = links.get(box)
     except Unreachable as error:
         return Findings(None, time.monotonic() - began, way=error)
-    found = Findings(link.endpoint, time.monotonic() - began)
-    found.round_trips += 1
-    try:
-        found.host = hostlook.look(link).as_json()
-    except PctrunError as error:
-        found.host_error = error
-    found.round_trips += 1
+    found = Findings(link.endpoint, time.monotonic() - began, round_trips=2)
+
+    def ask_host() -> None:
+        try:
+            found.host = hostlook.look(link).as_json()
+        except PctrunError as error:
+            found.host_error = error
+
+    # Side by side: each costs the host 0.6 s of CPU, and it has more than one core.
+    asking = threading.Thread(target=ask_host, daemon=True)
+    asking.start()
     try:
         args = _args(box, link.endpoint.python, quick)
         found.container = call(box, "doctor", args, on_note=console.agent_note, deadline=_CONTAINER)
     except PctrunError as error:
         found.container_error = error
+    asking.join()
     return found
 
 

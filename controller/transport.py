@@ -29,7 +29,7 @@ Sink = Callable[[bytes], None]
 
 
 class Link:
-    """An open connection to the host of one box. One command at a time; not for several threads."""
+    """An open connection to the host of one box. Threads may run commands side by side, a channel each."""
 
     def __init__(self, endpoint: Endpoint, deadline: Deadline = DEFAULT) -> None:
         self.endpoint = endpoint

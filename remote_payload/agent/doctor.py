@@ -78,7 +78,7 @@ def _tried(look: Callable[[], Json]) -> Json:
 def _python(given: str | None) -> Json:
     def look() -> Json:
         path = interpreter.find_python(given)
-        return {"path": path, "versions": interpreter.versions(path), "torch": interpreter.torch_build(path)}
+        return {"path": path, **interpreter.about(path)}
 
     return _tried(look)
 

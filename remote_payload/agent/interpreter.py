@@ -13,23 +13,22 @@ from agent.call import Json, Refusal
 
 IMPORT_TIMEOUT_S = 300  # a first import of torch from a cold disk takes minutes at worst
 _DISTRIBUTIONS = ("torch", "triton", "transformers", "flash-linear-attention", "fla-core", "causal-conv1d")
-_VERSIONS = """
-import importlib.metadata as metadata, json, platform, sys
-found = {"python": platform.python_version()}
+# torch/version.py alone: importing torch takes seconds, and fails where CUDA's libraries are missing.
+_ABOUT = """
+import importlib.metadata as metadata, importlib.util, json, os, platform, sys
+versions = {"python": platform.python_version()}
 for name in sys.argv[1:]:
     try:
-        found[name] = metadata.version(name)
+        versions[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
-        found[name] = None
-print(json.dumps(found))
-"""
-# torch/version.py alone: importing torch takes seconds, and fails where CUDA's libraries are missing
-_TORCH_BUILD = """
-import importlib.util, json, pathlib, runpy
-spec = importlib.util.find_spec("torch")
-place = spec and pathlib.Path(spec.origin).with_name("version.py")
-built = runpy.run_path(str(place)) if place else {}
-print(json.dumps({"cuda": built.get("cuda"), "hip": built.get("hip")}))
+        versions[name] = None
+built, spec = {}, importlib.util.find_spec("torch")
+place = os.path.join(os.path.dirname(spec.origin if spec and spec.origin else ""), "version.py")
+try:
+    exec(open(place).read(), built)
+except Exception:
+    built = {}  # no torch, or one that is put together otherwise: a start does not depend on it
+print(json.dumps({"versions": versions, "torch": {"cuda": built.get("cuda"), "hip": built.get("hip")}}))
 """
 _PACKAGES = """
 import importlib.metadata as metadata, json
@@ -100,16 +99,13 @@ def import_check(python: str, folder: str) -> str:
 
 def versions(python: str) -> Json:
     """Installed versions of what decides a compile cache, read from metadata: torch is not imported."""
-    return _told(python, ["-I", "-c", _VERSIONS, *_DISTRIBUTIONS])
+    found: Json = about(python)["versions"]
+    return found
 
 
-def torch_build(python: str) -> Json:
-    """`{cuda, hip}`: what the installed torch was built for, such as "13.0"; null for the CPU."""
-    return _told(python, ["-I", "-c", _TORCH_BUILD])
-
-
-def _told(python: str, argv: list[str]) -> Json:
-    done = run_python(python, argv, "/", 30)
+def about(python: str) -> Json:
+    """`{versions, torch{cuda, hip}}`; `cuda` is what torch was built for, such as "13.0", or null."""
+    done = run_python(python, ["-I", "-c", _ABOUT, *_DISTRIBUTIONS], "/", 30)
     try:
         found: Json = json.loads(done.stdout)
         return found

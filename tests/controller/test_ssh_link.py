@@ -77,6 +77,21 @@ def test_a_big_upload_is_linear_in_time(link: Link) -> None:
     assert time.monotonic() - began < 10
 
 
+def test_threads_share_a_link_and_never_each_others_bytes(link: Link) -> None:
+    """`doctor` asks the host and the container at once."""
+    size, answers = 2 * MIB, {}
+
+    def ask(letter: str) -> None:
+        answers[letter] = run(link, f"cat; printf {letter}", feed=[letter.encode() * size])
+
+    threads = [threading.Thread(target=ask, args=(letter,)) for letter in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert answers == {letter: (0, letter.encode() * (size + 1), b"") for letter in "abc"}
+
+
 def test_a_command_that_reads_nothing_is_no_error(link: Link) -> None:
     assert run(link, "exit 3", feed=[bytes(8 * MIB)])[0] == 3
 
