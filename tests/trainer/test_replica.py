@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
 from tests.trainer.drafter_cases import BUDGET, GEOMETRY, a_row, plain_loss, replica
-from trainer import islands, masks
+from trainer import compile_watch, islands, masks
 from trainer.anchors import draw_anchors
+from trainer.handoff import own_stream
 from trainer.seeding import generator
 
 
@@ -134,19 +137,37 @@ def test_compiled_islands_make_one_graph_each_and_rows_of_other_documents_none(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_step_on_the_gpu_follows_the_formulas_and_never_waits_for_the_device(truth):
     _, wanted = truth
-    device = torch.device("cuda")
+    device = torch.device("cuda", 0)
     made = replica(device, torch.bfloat16)
     made.drafter.islands = islands.compiled(device)
     made.warm_up(a_row(5)[0])
     prepared = [(row, features.to(device, torch.bfloat16)) for row, features in (a_row(0), a_row(1))]
+    found: dict[str, torch.Tensor] = {}
+    failures: list[BaseException] = []
+
+    def steps() -> None:
+        """As a drafter's thread runs them: on a stream of its own, nothing compiled there before."""
+        try:
+            with own_stream(device):
+                for row, features in prepared:
+                    made.backward(row, features)
+                found.update({name: p.grad.clone() for name, p in made.drafter.named_parameters()})
+                made.optimizer.step(0, torch.ones((), device=device))
+        except BaseException as error:
+            failures.append(error)
+
+    compile_watch.forbid_recompiles()
+    torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for row, features in prepared:
-            made.backward(row, features)
-        found = {name: p.grad.clone() for name, p in made.drafter.named_parameters()}
-        made.optimizer.step(0, torch.ones((), device=device))
+        thread = threading.Thread(target=steps)
+        thread.start()
+        thread.join()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+        compile_watch.allow_recompiles()
+    assert not failures, failures
+    torch.cuda.synchronize()
     for name, gradient in found.items():
         likeness = torch.cosine_similarity(gradient.flatten().cpu(), wanted[name].flatten(), dim=0)
         assert likeness > 0.98, (name, float(likeness))
