@@ -19,8 +19,8 @@ CEILING_SIZE = 8192  # of the square product whose rate is the ceiling
 
 # Kernel names to what they do, first match wins; the rest is element-wise work that inductor or ATen made.
 _KERNEL_GROUPS = (
-    ("products", ("gemm", "nvjet", "cutlass", "xmma", "cublas", "_scaled_mm", "splitk")),
     ("flash/flex attention", ("flash", "fmha", "flex_attention", "cudnn_generated")),
+    ("products", ("gemm", "nvjet", "cutlass", "xmma", "cublas", "_scaled_mm", "splitk")),
     (
         "delta rule",
         ("chunk_", "fwd_prepare_wy", "fwd_recompute", "recompute_w_u", "merge_16x16", "solve_tril"),

@@ -34,6 +34,11 @@ def scaled(rows: Tensor) -> Scaled:
     return Scaled((wide / scale).clamp(-LARGEST, LARGEST).to(E4M3), scale)
 
 
+def unscaled(rows: Scaled) -> Tensor:
+    """bf16 [rows, K]: what the scaled values stand for."""
+    return rows.values.to(torch.bfloat16) * rows.scale.to(torch.bfloat16)
+
+
 def product(x: Scaled, weight: Scaled, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """x [T, K] times weight [N, K] transposed -> [T, N] in `dtype`."""
     if x.values.is_cuda:

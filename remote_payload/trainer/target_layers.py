@@ -201,7 +201,8 @@ def _delta_mixer(module: nn.Module, eight_bit: bool) -> DeltaMixer:
     return DeltaMixer(
         inputs=_product(parts, eight_bit),
         output=_product([module.out_proj], eight_bit),
-        convolution=module.conv1d.weight.detach().squeeze(1),
+        # [channels, taps], but stored tap by tap: neighbouring channels are read in one go, 1.6 ms a layer
+        convolution=module.conv1d.weight.detach().squeeze(1).t().contiguous().t(),
         a_log=module.A_log.detach(),
         dt_bias=module.dt_bias.detach(),
         norm=_norm(module.norm, centred=False),
