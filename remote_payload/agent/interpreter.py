@@ -23,9 +23,8 @@ for name in sys.argv[1:]:
     except metadata.PackageNotFoundError:
         versions[name] = None
 built, spec = {}, importlib.util.find_spec("torch")
-place = os.path.join(os.path.dirname(spec.origin if spec and spec.origin else ""), "version.py")
 try:
-    exec(open(place).read(), built)
+    exec(open(os.path.join(os.path.dirname(spec.origin), "version.py")).read(), built)
 except Exception:
     built = {}  # no torch, or one that is put together otherwise: a start does not depend on it
 print(json.dumps({"versions": versions, "torch": {"cuda": built.get("cuda"), "hip": built.get("hip")}}))

@@ -179,6 +179,8 @@ def test_every_verb_works_on_python_3_9(box):
     assert box.start(verb="restart").result["stop"]["outcome"] == "stopped"
     assert box.call("read", run="r-0001").out.startswith(b"environment")
     assert box.call("exec", argv=["echo", "hi"]).out == b"hi\n"
+    facts = box.call("doctor", recipe="tiny", python=box.python).result
+    assert facts["agent_python"]["version"].startswith("3.9.") and facts["recipe"]["error"] is None
     assert box.call("stop").result["outcome"] == "stopped"
     assert box.call("snapshot").result["python"].startswith("3.9.")
 
