@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.geometry import tap_layer_ids
-from trainer.packed_ops import FAST, REFERENCE, Operators
+from trainer.kernels import prove
+from trainer.packed_ops import Operators
 from trainer.target import SharedHead, Target, build
 
 STD = 0.02  # of every matrix, as these models are initialised
@@ -91,12 +92,11 @@ def build_random_target(
     kernels: Operators | None = None,
 ) -> tuple[Target, SharedHead]:
     """A Target and its head for a folder that needs no more than config.json. `layers`: only the first so
-    many; `layer_ids`: other taps than the paper's; `kernels`: other than the fast ones (references on a
-    CPU)."""
+    many; `layer_ids`: other taps than the paper's; `kernels`: other than those that `prove` chooses."""
     config = text_config(Path(folder))
     layer_ids = layer_ids or taps(config, layers)
     decoder = random_decoder(config, layer_ids[-1] + 1, device, dtype)
     embed = decoder.embed_tokens.weight.detach()
     lm_head = torch.empty_like(embed).normal_(0, STD)
-    kernels = kernels or (FAST if device.type == "cuda" else REFERENCE)
+    kernels = kernels or prove(config, device, dtype)
     return build(decoder, layer_ids, device, dtype, kernels, precision=precision), SharedHead(embed, lm_head)

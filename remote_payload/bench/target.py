@@ -17,9 +17,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from bench import target_parts
+from bench import target_parity, target_parts
 from bench.common import (
     CEILING_SIZE,
     clock,
@@ -34,10 +33,11 @@ from bench.common import (
     table,
 )
 from bench.random_target import random_decoder, small_hybrid, taps, text_config
+from bench.target_parity import print_agreement
 from trainer.data import Document, Row, pack
 from trainer.errors import Refusal
-from trainer.packed_ops import FAST, REFERENCE, Operators
-from trainer.target import TOLERANCE, Target, build, deviations, module_engine
+from trainer.kernels import prove
+from trainer.target import TOLERANCE, Target, build, module_engine
 
 PARITY_TOKENS = 3000  # of the row on which transformers' own modules are the judge
 
@@ -61,7 +61,6 @@ class Bench:
         self.device = default_device()
         on_gpu = self.device.type == "cuda"
         self.dtype = torch.bfloat16 if on_gpu else torch.float32
-        self.kernels: Operators = FAST if on_gpu else REFERENCE
         self.options, self.failures = options, []
         self.config = small_hybrid() if options.small else text_config(config_folder(options.config))
         self.layer_ids = taps(self.config, options.layers)
@@ -73,6 +72,13 @@ class Bench:
         say(machine(self.device))
         with section("ceiling", self.failures):
             self._measure_ceiling()
+        with section("kernels", self.failures):
+            longest = self.options.tokens // self.options.documents
+            self.kernels = prove(
+                self.config, self.device, self.dtype, tokens=self.options.tokens, longest=longest
+            )
+            for line in self.kernels.lines:
+                say(str(line))
         with section("model", self.failures):
             decoder = self._make()
         row = self._row(self.options.tokens, self.options.documents)
@@ -131,6 +137,8 @@ class Bench:
         engine = module_engine(decoder, self.layer_ids, self.kernels)
         own = Target(engine, self.layer_ids, self.device, self.dtype, self.kernels, TOLERANCE[self.dtype])
         lean = build(decoder, self.layer_ids, self.device, self.dtype, self.kernels)
+        lengths = [1100, 70, 400] if self.device.type == "cuda" else [100, 7, 40]
+        target_parity.by_layer(decoder, self.config, lengths, self.dtype, self.kernels)
         draw = torch.Generator().manual_seed(1)
         size = PARITY_TOKENS if self.device.type == "cuda" else 240
         documents = [self._document(draw, n) for n in (size // 3 + 17, size // 7, size // 2 - 30)]
@@ -139,8 +147,8 @@ class Bench:
             found = torch.cat([lean.features_alone(d.ids) for d in documents])
             wanted = torch.cat([own.features_alone(d.ids) for d in documents])
             packed = lean.features(row)[: len(wanted)]
-        _compare("alone, lean against transformers", found, wanted, self.layer_ids)
-        _compare("packed against alone", packed, found, self.layer_ids)
+        print_agreement("alone, lean against transformers", found, wanted, self.layer_ids)
+        print_agreement("packed against alone", packed, found, self.layer_ids)
         lean.check_packing(documents, size)
         say(f"check_packing holds (allowed {TOLERANCE[self.dtype]:.0e})")
 
@@ -179,23 +187,8 @@ class Bench:
         found = self._measure("fp8", target, row)
         say(f"fp8 is {self.rates['fp8'] / self.rates['lean']:.3f} x the bf16 path's tokens/s")
         if exact is not None:
-            _compare("fp8 against bf16", found, exact, self.layer_ids)
+            print_agreement("fp8 against bf16", found, exact, self.layer_ids)
         print_kernel_times(lambda: target.features(row), self.device, kernels=15)
-
-
-def _compare(title: str, found: Tensor, wanted: Tensor, layer_ids: tuple[int, ...]) -> None:
-    shares = deviations(found, wanted, len(layer_ids))
-    say(title)
-    rows = []
-    for tap, layer in enumerate(layer_ids):
-        mine, theirs = (t.unflatten(-1, (len(layer_ids), -1))[:, tap].float() for t in (found, wanted))
-        cosine = F.cosine_similarity(mine, theirs, dim=-1)
-        typical = float(((mine - theirs).norm() / theirs.norm()).item())
-        rows.append(
-            (f"  layer {layer}", f"{cosine.mean():.6f}", f"{cosine.min():.6f}", f"{typical:.1e}",
-             f"{shares[tap]:.1e}")
-        )  # fmt: skip
-    table(("  tap", "cosine", "worst token's", "deviation", "worst token's"), rows)
 
 
 def _synchronize(device: torch.device) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -60,14 +62,22 @@ def _see(layer: nn.Module, arguments: Any, output: Any) -> None:
     _running.outputs.append(output[0] if isinstance(output, tuple) else output)
 
 
+@contextlib.contextmanager
+def running(row: Layout, attention: Attention) -> Iterator[list[Tensor]]:
+    """What prepared modules call within attends over `row`; yields the outputs that are shown meanwhile."""
+    _running.layout, _running.attention, _running.outputs = row, attention, []
+    try:
+        yield _running.outputs
+    finally:
+        _running.layout = _running.attention = _running.outputs = None
+
+
 def run(decoder: nn.Module, ids: Tensor, row: Layout, attention: Attention, **given: Any) -> list[Tensor]:
     """Outputs [T, H] of the prepared layers for ids [T]; `given` goes to the model (the borders, for its
     own recurrent layers)."""
-    _running.layout, _running.attention, _running.outputs = row, attention, []
-    try:
-        decoder(input_ids=ids[None], position_ids=row.positions[None], use_cache=False, **given)
-        return [output[0] for output in _running.outputs]
-    except ValueError as error:  # transformers' word for recurrent layers that it cannot pack
-        raise Refusal(f"the target's own modules cannot run packed rows: {error}") from None
-    finally:
-        _running.layout = _running.attention = _running.outputs = None
+    with running(row, attention) as outputs:
+        try:
+            decoder(input_ids=ids[None], position_ids=row.positions[None], use_cache=False, **given)
+        except ValueError as error:  # transformers' word for recurrent layers that it cannot pack
+            raise Refusal(f"the target's own modules cannot run packed rows: {error}") from None
+        return [output[0] for output in outputs]
