@@ -62,7 +62,8 @@ def check_drafters(
     """GiB that the drafters will take, by device; Refusal with the mend where a card has less free."""
     needed: dict[str, float] = {}
     for device, drafters in Counter(devices).items():
-        needed[str(device)] = round(_total(recipe, g, dtype, drafters) / GIB, 1)
+        total = _total(recipe, g, dtype, drafters)
+        needed[str(device)] = round((total if device.type == "cuda" else total - RESERVE) / GIB, 1)
         if device.type == "cuda":
             fit(recipe, g, device, dtype, drafters, torch.cuda.mem_get_info(device)[0])
     return needed

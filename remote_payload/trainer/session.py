@@ -137,7 +137,7 @@ class Session:
         millions = self.geometry.parameter_count() / 1e6
         self._stage(f"building {len(self.devices.drafters)} drafter(s) of {millions:.1f} M parameters")
         needed = memory.check_drafters(recipe, self.geometry, self.devices.drafters, self.devices.dtype)
-        print("  " + ", ".join(f"{device}: {gib} GiB" for device, gib in needed.items()), flush=True)
+        print("  need " + ", ".join(f"{gib} GiB on {device}" for device, gib in needed.items()), flush=True)
         self.replicas = [
             Replica(recipe, self.geometry, rank, device, heads[rank])
             for rank, device in enumerate(self.devices.drafters)
