@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller import mirror, progress
+from controller import mirror, progress, words
 from controller.call import call
 from controller.deadline import Deadline
 from controller.errors import NotRunning, Unreachable
@@ -95,6 +96,25 @@ def _completed(entry: Json, remembered: list[Json]) -> Json:
 
 def _recall(run_id: str, remembered: list[Json]) -> Json | None:
     return next((each for each in remembered if each["id"] == run_id), None)
+
+
+def remember(box: Box, run: Json) -> None:
+    """Keep what a snapshot says of its run, without its log and without its environment."""
+    record = {key: value for key, value in (run.get("record") or {}).items() if key not in ("env", "argv")}
+    kept = ("id", "state", "exit", "stop", "processes", "checkpoints")
+    entry = {**{key: run.get(key) for key in kept}, "record": record}
+    mirror.keep(box, [{**entry, "metrics": (run.get("metrics") or [])[-progress.WINDOW :]}])
+
+
+def last_seen(box: Box) -> str:
+    """`last seen healthy at step 812 of r-0007, 5m ago`, or empty: by this machine's clock alone."""
+    newest = next(iter(mirror.read(box)), None)
+    if newest is None:
+        return ""
+    word, step = verdict_of(newest, None).word, progress.of(newest).step
+    return (
+        f"last seen {word} at step {step} of {newest['id']}, {words.age(time.time() - newest['seen_at'])} ago"
+    )
 
 
 def verdict_of(entry: Json, now: float | None) -> Verdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller import render
+from controller import history, render
 from controller.call import call
 from controller.console import Console
 from controller.deadline import Deadline
@@ -38,11 +38,13 @@ def look(box: Box, run_id: str = "", *, log_lines: int = 12) -> tuple[Verdict, d
     try:
         snapshot = call(box, "snapshot", look_args(run_id, log_lines=log_lines), deadline=_LOOK)
     except Unreachable as error:
-        return judge(None, why=error.message, mend=error.hint), None
+        return judge(None, why=error.message, mend=error.hint, last=history.last_seen(box)), None
     except NotRunning as error:
         if error.kind != "container-stopped":
             raise
         return judge(None, why=error.message, mend=error.hint, container_off=True), None
+    if snapshot.get("run"):
+        history.remember(box, snapshot["run"])
     return judge(snapshot, gpus=box.gpus), snapshot
 
 

@@ -69,16 +69,18 @@ def judge(
     *,
     why: str = "",
     mend: str = "",
+    last: str = "",
     container_off: bool = False,
     gpus: int | None = None,
 ) -> Verdict:
-    """The verdict on one snapshot. None: there was none, `why` says what stood in the way, `mend` what helps.
+    """The verdict on one snapshot. None: there was none, `why` says what stood in the way, `mend` what helps,
+    `last` what was seen when there was one.
 
     `container_off`: the host answered that the container is off, so nothing runs in it. `gpus`: how many the
     inventory expects.
     """
     if snapshot is None:
-        reasons = (why,) if why else ()
+        reasons = tuple(filter(None, (why, last)))
         if container_off:
             return Verdict("not-running", "the container is off", reasons=reasons, mend=mend)
         return Verdict("unreachable", "nothing is known about the run", reasons=reasons, mend=mend)

@@ -24,6 +24,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sandbox.Endpo
     folder = tmp_path_factory.mktemp("sandbox")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PCTRUN_SANDBOX", str(folder))
+        patch.setenv("PCTRUN_STATE", str(tmp_path_factory.mktemp("state")))
         yield sandbox.up()
         links.close_all()
         sandbox.down(container=True, keep_data=False)

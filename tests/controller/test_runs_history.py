@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from controller import history, mirror, rollback, runs, runs_diff, runs_pin, runs_prune, runs_show, source
+from controller import (
+    history,
+    mirror,
+    rollback,
+    runs,
+    runs_diff,
+    runs_pin,
+    runs_prune,
+    runs_show,
+    source,
+    status,
+)
 from controller.console import Console
 from controller.errors import NotRunning, Unreachable, Usage
 from controller.execution import execute
@@ -209,6 +220,20 @@ def test_what_was_seen_is_remembered_when_the_box_is_gone(
         assert runs_diff.run(past, Console(), first="r-7601", second="r-7602").document["a"] == "r-7601"
         with pytest.raises(Unreachable):
             runs_show.run(past, Console(), run_id="r-9999")
+
+
+def test_a_box_that_went_away_keeps_its_last_known_word(
+    past: Box, state: Path, real_box: Callable[..., Box]
+) -> None:
+    verdict, snapshot = status.look(past, "r-7602")
+    assert verdict.word == "finished" and snapshot is not None
+    assert "s3cret" not in "".join(path.read_text() for path in (state / "runs" / "sandbox").iterdir())
+    gone = real_box(port=1)
+    assert status.look(gone)[0].reasons == ("127.0.0.1:1 refuses the connection",)
+    (state / "runs" / "sandbox").rename(state / "runs" / gone.name)
+    reasons = status.look(gone)[0].reasons
+    assert reasons[1] == "last seen finished at step 300 of r-7602, 0s ago"
+    assert status.look(gone)[0].word == "unreachable"
 
 
 def test_a_pruned_run_is_asked_for_first_and_remembered_after(
