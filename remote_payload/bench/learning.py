@@ -181,19 +181,15 @@ def _trained(work: Work) -> dict[str, dict[str, Any]]:
 def check(work: Work) -> dict[str, Any]:
     from bench import learning_check
 
-    exports = {name: work.run(name) / "export" for name in _trained(work)}
-    texts = learning_check.heldout_documents(work.target, work.heldout_file, work.plan.tokens)
-    result = learning_check.check(
-        work.target, exports["bf16"], texts, tokens=work.plan.tokens, device=work.device
+    plan = work.plan
+    return learning_check.check(
+        work.target,
+        {name: work.run(name) / "export" for name in _trained(work)},
+        learning_check.heldout_documents(work.target, work.heldout_file, plan.tokens),
+        tokens=plan.tokens,
+        in_curve=plan.recipe["train"]["eval_documents"],
+        device=work.device,
     )
-    if "fp8" in exports:
-        result["tau_by_features"] = {}
-        for precision in ("bf16", "fp8"):
-            found = learning_check.judge(work.target, exports, texts, work.device, precision)
-            taus = {trained: acceptance.tau for trained, acceptance in found.items()}
-            result["tau_by_features"][precision] = taus
-            say(f"  tau on {precision} features, by the features of the training: {taus}")
-    return result
 
 
 def plot(work: Work) -> dict[str, Any]:
@@ -211,7 +207,7 @@ def plot(work: Work) -> dict[str, Any]:
         curves,
         f"Drafter of {work.plan.config}: 1 target and 2 drafters on one device",
         work.out / "learning.png",
-        loop=checked["tau_loop"] if checked else None,
+        loop=checked["tau_loop_in_curve"] if checked else None,
     )
     return {"picture": "learning.png"}
 

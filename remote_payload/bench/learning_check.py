@@ -18,6 +18,7 @@ from trainer.export import load_export
 from trainer.target_loading import load_target
 
 TOLERANCE = 0.02  # between the two values of tau
+PROOF_TOKENS = 8192  # of the row that kernels are proven on: documents come alone here
 
 
 def heldout_documents(target: Path, file: Path, tokens: int) -> list[Document]:
@@ -28,19 +29,74 @@ def heldout_documents(target: Path, file: Path, tokens: int) -> list[Document]:
 
 
 def check(
-    target: Path, export: Path, documents: list[Document], *, tokens: int, device: torch.device
+    target: Path,
+    exports: dict[str, Path],
+    documents: list[Document],
+    *,
+    tokens: int,
+    in_curve: int,
+    device: torch.device,
 ) -> dict[str, Any]:
-    """Both values of tau on the held-out prompts, and whether every text agrees.
+    """Both values of tau of the `bf16` export on the held-out prompts, and whether every text agrees.
 
     The text is what the target writes greedily here and now; `same_as_file` counts the answers that equal
     those of the held-out file. The loop sees the unmodified Hugging Face class, the trainer its own engine.
+    `tau_by_features` judges every export on bf16 features and, if there is an `fp8` one, on those as well.
+    `in_curve`: how many documents the run itself evaluated, for a point that its curve compares with.
     """
     prompts = [d.ids[~d.loss_mask].tolist() for d in documents]
     written = [d.ids[d.loss_mask].tolist() for d in documents]
-    limits = [len(answer) for answer in written]
+    greedy, committed = _decode(target, exports["bf16"], prompts, list(map(len, written)), tokens, device)
+    texts = [
+        Document(torch.tensor(p + g), torch.arange(len(p) + len(g)) >= len(p), d.key)
+        for d, p, g in zip(documents, prompts, greedy, strict=True)
+    ]
+    judged = {
+        precision: judge(target, exports, texts, device, None if precision == "bf16" else precision)
+        for precision in exports
+    }
+    found, loop = judged["bf16"]["bf16"], greedy_loop.tau(committed)
+    equal = sum(c.ids == g for c, g in zip(committed, greedy, strict=True))
+    result = {
+        "holds": abs(found.tau - loop) <= TOLERANCE and equal == len(greedy),
+        "documents": len(greedy),
+        "tokens": sum(map(len, greedy)),
+        "same_as_file": sum(g == w for g, w in zip(greedy, written, strict=True)),
+        "committed_equals_greedy": equal,
+        "tau_loop": loop,
+        "tau_loop_in_curve": greedy_loop.tau(committed[:in_curve]),
+        "cycles_loop": sum(answer.cycles for answer in committed),
+        "tau_trainer": found.tau,
+        "cycles_trainer": found.cycles,
+        "difference": found.tau - loop,
+        "per_position": found.per_position,
+        "tau_by_features": {
+            precision: {name: acceptance.tau for name, acceptance in by_training.items()}
+            for precision, by_training in judged.items()
+        },
+    }
+    say(
+        f"  tau: trainer {found.tau:.4f} ({found.cycles:,} cycles), greedy loop {loop:.4f} "
+        f"({result['cycles_loop']:,} cycles), difference {found.tau - loop:+.4f}; committed text equals "
+        f"greedy text in {equal} of {len(greedy)}"
+    )
+    for precision, taus in result["tau_by_features"].items():
+        say(f"  tau on {precision} features, by the features of the training: {taus}")
+    return result
+
+
+def _decode(
+    target: Path,
+    export: Path,
+    prompts: list[list[int]],
+    limits: list[int],
+    tokens: int,
+    device: torch.device,
+) -> tuple[list[list[int]], list[greedy_loop.Answer]]:
+    """Greedy and speculative answers by bench/greedy_loop.py."""
     model = load(target, device)
-    embed = model.get_input_embeddings().weight
-    drafter = greedy_loop.ServedDrafter.load(export, embed, model.get_output_embeddings().weight)
+    embed, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    drafter = greedy_loop.ServedDrafter.load(export, embed, head)
     forward = greedy_loop.causal_lm(model, drafter.layer_ids)
     length = -(-(tokens + drafter.block_size) // 64) * 64
     began = time.monotonic()
@@ -49,34 +105,7 @@ def check(
     began = time.monotonic()
     committed = greedy_loop.speculate(forward, drafter, prompts, limits, END, length)
     say(f"  speculative decoding of the same: {time.monotonic() - began:.1f} s")
-
-    texts = [
-        Document(torch.tensor(p + g), torch.arange(len(p) + len(g)) >= len(p), d.key)
-        for d, p, g in zip(documents, prompts, greedy, strict=True)
-    ]
-    found = judge(target, {"it": export}, texts, device)["it"]
-    loop = greedy_loop.tau(committed)
-    result = {
-        "documents": len(greedy),
-        "tokens": sum(map(len, greedy)),
-        "same_as_file": sum(g == w for g, w in zip(greedy, written, strict=True)),
-        "committed_equals_greedy": sum(c.ids == g for c, g in zip(committed, greedy, strict=True)),
-        "tau_loop": loop,
-        "cycles_loop": sum(answer.cycles for answer in committed),
-        "tau_trainer": found.tau,
-        "cycles_trainer": found.cycles,
-        "difference": found.tau - loop,
-        "per_position": found.per_position,
-    }
-    result["holds"] = (
-        abs(result["difference"]) <= TOLERANCE and result["committed_equals_greedy"] == result["documents"]
-    )
-    say(
-        f"  tau: trainer {found.tau:.4f} ({found.cycles:,} cycles), greedy loop {loop:.4f} "
-        f"({result['cycles_loop']:,} cycles), difference {result['difference']:+.4f}; committed text equals "
-        f"greedy text in {result['committed_equals_greedy']} of {result['documents']}"
-    )
-    return result
+    return greedy, committed
 
 
 def judge(
@@ -91,7 +120,9 @@ def judge(
     geometry = next(iter(drafters.values())).geometry
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     longest = max(len(text.ids) for text in texts)
-    engine, head = load_target(str(target), geometry, device, dtype, longest, precision=precision)
+    engine, head = load_target(
+        str(target), geometry, device, dtype, longest, tokens=PROOF_TOKENS, precision=precision
+    )
     return {
         name: acceptance.evaluate(
             drafter.to(device), head, texts, engine.features_alone, device=device, dtype=dtype

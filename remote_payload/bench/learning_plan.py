@@ -83,7 +83,7 @@ def plan_of(minutes: float, small: bool) -> Plan:
         heldout=64,
         shortest=16,
         step_s=0.07,
-        evaluations=7,
+        evaluations=6,
         recipe={
             "target": {"taps": 5},
             "drafter": {
@@ -101,7 +101,7 @@ def plan_of(minutes: float, small: bool) -> Plan:
                 "anchors": 512,
                 "gamma": 7,
                 "rows_per_step": 2,
-                "eval_documents": 64,  # all: as many as the check judges
+                "eval_documents": 32,
             },
             "compile": "on",
         },

@@ -42,14 +42,15 @@ def forgo_tuning() -> None:
     """Let every fla kernel take its first configuration. Trying them all costs minutes, backward included,
     which a run of this length never earns back; needs the model's class imported."""
     from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import KernelInterface
 
     for name, module in list(sys.modules.items()):
         if name.startswith("fla."):
             for kernel in list(vars(module).values()):
-                while kernel is not None:  # decorators lie around one another
+                while isinstance(kernel, KernelInterface):  # decorators lie around one another
                     if isinstance(kernel, Autotuner):
                         kernel.configs = kernel.configs[:1]
-                    kernel = getattr(kernel, "fn", None)
+                    kernel = kernel.fn
 
 
 def load(folder: Path, device: torch.device) -> Any:
