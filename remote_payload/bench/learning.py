@@ -32,7 +32,7 @@ import torch
 
 from bench import learning_text as text
 from bench.common import config_folder, default_device, machine, say
-from bench.learning_plan import Plan, Work, plan_of
+from bench.learning_plan import Plan, StageFailed, Work, plan_of
 
 EXAMPLES = 2  # answers that are shown
 
@@ -107,7 +107,7 @@ def generate(work: Work) -> dict[str, Any]:
         kept, dropped = learning_target.usable(tokenizer, found, plan.shortest)
         good = [(p, a) for p, a in zip(asked, kept, strict=True) if a is not None][:wanted]
         if not good:
-            raise RuntimeError(f"no usable answer ({dict(dropped)}): train the target longer")
+            raise StageFailed(f"no usable answer ({dict(dropped)}): train the target longer")
         with file.open("w", encoding="utf-8") as lines:
             for number, (prompt, answer) in enumerate(good):
                 line = learning_target.conversation(tokenizer, f"{name}-{number}", prompt, answer)
@@ -134,7 +134,7 @@ def train(work: Work) -> dict[str, Any]:
     if "fp8" in runs:
         try:
             result["fp8"] = runs["fp8"].result()
-        except RuntimeError as error:  # the main run stands by itself
+        except StageFailed as error:  # the main run stands by itself
             say(f"  fp8: {error}")
             result["fp8"] = {"failed": str(error)}
     return result
@@ -244,7 +244,7 @@ def main(argv: list[str] | None = None) -> int:
         at = time.monotonic()
         try:
             result = STAGES[stage](work)
-        except RuntimeError as error:
+        except StageFailed as error:
             say(f"{stage} failed: {error}")
             return 1
         work.keep(stage, {**result, "stage_s": round(time.monotonic() - at, 1)})

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from bench.common import say
+from bench.learning_plan import StageFailed
 
 PAYLOAD = Path(__file__).parent.parent
 PROBE = 40  # steps after which the time of a step is known
@@ -32,7 +33,7 @@ def run(
 
     The cosine must end with the time, so the number of steps is fitted: if the first steps show that the
     recipe's number is far off, the run starts again with the right one. A run that the clock stops all the
-    same has its last checkpoint exported. Raises RuntimeError with the log's end if the trainer fails.
+    same has its last checkpoint exported. Raises StageFailed with the log's end if the trainer fails.
     """
     step_s = _train(recipe, run_dir, seconds, label, probe=True)
     if step_s is not None:
@@ -85,7 +86,7 @@ def _train(recipe: dict[str, Any], run_dir: Path, seconds: float, label: str, *,
             clock.cancel()
             last_resort.cancel()
     if wrong is None and trainer.returncode:
-        raise RuntimeError(f"the trainer ended with {trainer.returncode}:\n" + "".join(tail))
+        raise StageFailed(f"the trainer ended with {trainer.returncode}:\n" + "".join(tail))
     return wrong
 
 
@@ -123,7 +124,7 @@ def _export_checkpoint(run_dir: Path) -> None:
 
     checkpoints = complete(run_dir / "checkpoints")
     if not checkpoints:
-        raise RuntimeError("the run was stopped before its first checkpoint: give it more time")
+        raise StageFailed("the run was stopped before its first checkpoint: give it more time")
     geometry = resolve(load_recipe(str(run_dir / "recipe.yaml"), PAYLOAD))
     with torch.device("meta"):
         drafter = Drafter(geometry)
