@@ -164,12 +164,19 @@ class Renderer:
             whole = self._text(conversation, turn + 1, options)
             if whole.startswith(prompt):
                 text = whole[len(prompt) :]
-                ends = [match.end() for match in self.special.finditer(text)]
-                text = text[: ends[-1]] if ends else text
+                text = self._up_to_end(text)
                 return _Answer(prompt, text, _written(text, message, self.special))
         if self.marks_answers:
             return self._marked(conversation, turn)
         raise Dropped("the chat template renders an answer that does not begin with its generation prompt")
+
+    def _up_to_end(self, text: str) -> str:
+        """Up to the token that ended the answer: the last special one, but not one that the template puts on
+        a line of its own after that (Phi-3 closes a whole conversation so)."""
+        marks = list(self.special.finditer(text))
+        while len(marks) > 1 and (between := text[marks[-2].end() : marks[-1].start()]) and between.isspace():
+            marks.pop()
+        return text[: marks[-1].end()] if marks else text
 
     def _modes(self, conversation: Conversation, message: dict[str, Any]) -> list[dict[str, Any]]:
         if not self.knows_thinking or "enable_thinking" in conversation.options:

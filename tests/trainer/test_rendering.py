@@ -66,6 +66,14 @@ def test_what_follows_the_last_answer_is_left_out(tokenizer):
     assert rendered(tokenizer, CHAT[:3]) == rendered(tokenizer, CHAT[:2])
 
 
+def test_what_closes_the_conversation_is_not_the_answers_end(tokenizer):
+    closing = tokenizer.chat_template.replace(
+        "{% if add", "{% if not add_generation_prompt %}<|endoftext|>{% endif %}{% if add"
+    )
+    plain = rendered(tokenizer, CHAT)
+    assert rendered(tokenizer, CHAT, closing) == plain
+
+
 def test_prompt_and_answer_never_merge_into_one_token(tokenizer):
     document = Renderer(tokenizer).documents(Conversation("x", CHAT[:2]))[0]
     prompt = tokenizer(asked(tokenizer, CHAT[:1]), add_special_tokens=False)["input_ids"]
