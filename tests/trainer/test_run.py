@@ -121,6 +121,7 @@ def test_a_run_killed_at_a_random_step_and_resumed_equals_one_that_was_not_bit_f
     assert (state["phase"], state["step"], state["steps"]) == ("finished", 40, 40)
     assert state["tau"] is not None
     assert (whole.dir / "export" / "config.json").is_file()
+    assert "verify: warn  0 break serving, 1 to look at" in whole.log()  # its layer types are mixed
     assert [path.name for path in whole.checkpoints()] == [
         "step-000036",
         "step-000040",
