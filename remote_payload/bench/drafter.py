@@ -380,7 +380,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="a drafter for a CPU's smoke test")
     options = parser.parse_args(argv)
     full = {"budget": 49152, "anchors": 512, "documents": 12, "steps": 20}
-    small = {"budget": 1024, "anchors": 16, "documents": 5, "steps": 3}
+    small = {"budget": 512, "anchors": 16, "documents": 4, "steps": 3}
     for name, value in (small if options.small else full).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
