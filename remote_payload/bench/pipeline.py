@@ -3,6 +3,7 @@
     python -m bench.pipeline --config qwen3.5-27b --random-weights --split 1:1 --devices cuda:0,cuda:0
     python -m bench.pipeline --config qwen3.5-27b --random-weights --split 1:1 --devices cuda:0,cuda:1
     python -m bench.pipeline --varied-steps 500 --races 4
+    torchrun --standalone --nproc-per-node 2 -m bench.pipeline --small --rows-per-step 2 --losses
     python -m bench.pipeline --small
 
 The real threads over rows of varied documents: a random-weight target, a real drafter, the real optimizer.
@@ -13,7 +14,10 @@ its time too, so there it is taken of 1 / (1/targets + 1/drafters).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import io
+import os
 import sys
 import threading
 import time
@@ -26,7 +30,7 @@ from bench import pipeline_race
 from bench.common import config_folder, machine, matrix_rate, say, section, table
 from bench.pipeline_parts import Ready, Rows, Timed, lateness, small_config
 from bench.random_target import build_random_target, taps, text_config
-from trainer import balance, compile_watch, fx_threads, islands
+from trainer import balance, compile_watch, fx_threads, islands, world
 from trainer.config import DataConfig, DrafterConfig, Recipe, TargetConfig, TopologyConfig, TrainConfig
 from trainer.errors import Refusal
 from trainer.geometry import DrafterGeometry, resolve
@@ -45,7 +49,12 @@ def main(argv: list[str] | None = None) -> int:
     """Print everything; 0 if all sections ran and all checks held, 1 if not, 2 for a refusal."""
     options = _parse(argv)
     try:
-        failures = Bench(options).run()
+        bench = Bench(options)
+        with contextlib.nullcontext() if bench.world.leads else contextlib.redirect_stdout(io.StringIO()):
+            failures = bench.run()
+        bench.world.close()
+        if failures and not bench.world.leads:
+            print(f"process {bench.world.rank} FAILED: {', '.join(failures)}", file=sys.stderr)
     except Refusal as refusal:
         print(f"error: {refusal}", file=sys.stderr)
         return 2
@@ -59,7 +68,9 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.failures = options, list[str]()
         self.recipe, self.geometry = _recipe(options)
-        self.devices: Devices = place(self.recipe, self.geometry)
+        rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.devices: Devices = place(self.recipe, self.geometry, rank, size)
+        self.world = world.join(rank, size, self.devices.drafters[0])
         self.everywhere = list(dict.fromkeys(self.devices.targets + self.devices.drafters))
         self.on_gpu = self.everywhere[0].type == "cuda"
         self.rates: dict[str, float] = {}
@@ -67,7 +78,8 @@ class Bench:
 
     def run(self) -> list[str]:
         say(machine(self.everywhere[0]))
-        say(f"{self.devices}, {self.recipe.rows_per_step} row(s) a step")
+        of = f", process {self.world.rank} of {self.world.size}" if self.world.size > 1 else ""
+        say(f"{self.devices}, {self.recipe.rows_per_step} row(s) a step{of}")
         torch.set_num_threads(self.recipe.topology.cpu_threads)  # as in the threads: Dynamo's guards look
         if not self.options.no_fix:
             fx_threads.install()
@@ -162,7 +174,8 @@ class Bench:
 
     def _features(self, device: torch.device) -> torch.Tensor:
         shape = (self.recipe.data.budget, self.geometry.feature_size)
-        return torch.randn(shape, device=device, dtype=self.devices.dtype)
+        draw = torch.Generator(device).manual_seed(0)  # the same in every split, so that losses compare
+        return torch.randn(shape, device=device, dtype=self.devices.dtype, generator=draw)
 
     def _hand_off(self) -> None:
         """Bytes a second of one row's features on an idle link, card to card."""
@@ -196,10 +209,10 @@ class Bench:
             if clock.failure is not None:
                 raise clock.failure
         seconds = [clock.seconds for clock in clocks]
-        self.rates["targets"] = sum(self.recipe.data.budget / s for s in seconds)
+        self.rates["targets"] = self.world.size * sum(self.recipe.data.budget / s for s in seconds)
         say(f"{self.rates['targets']:,.0f} tok/s; a row takes {', '.join(f'{s:.3f}' for s in seconds)} s")
         flops = target_flops(_text(self.options).to_dict(), self.geometry.target_layer_ids[-1], 1)
-        self._print_rate(self.rates["targets"] * flops, len(set(self.devices.targets)))
+        self._print_rate(self.rates["targets"] * flops, self.devices.targets)
 
     def _pipeline(
         self, name: str, targets: list[Any], steps: int | None = None, settle: int = SETTLE
@@ -216,6 +229,7 @@ class Bench:
             start_step=0,
             stop=threading.Event(),
             on_step=results.append,
+            world=self.world,
         )
         before = compile_watch.graphs()
         for device in self.everywhere:
@@ -239,13 +253,14 @@ class Bench:
             )
         if name == "drafters":
             flops = drafter_flops(self.geometry, recipe.data.budget, recipe.train.anchors)
-            self._print_rate(self.rates[name] / recipe.data.budget * flops, len(set(self.devices.drafters)))
+            self._print_rate(self.rates[name] / recipe.data.budget * flops, self.devices.drafters)
         else:
             found = balance.judge(
                 self.devices.split, last.busy, last.costs, recipe.rows_per_step, apart=self.devices.apart
             )
             say(f"status would say: {found}")
-        say(f"loss {results[0].loss:.3f} -> {last.loss:.3f}")
+        shown = results if self.options.losses else (results[0], last)
+        say(f"loss {' '.join(f'{result.loss:.6f}' for result in shown)}")
         self._print_memory()
 
     def _efficiency(self) -> None:
@@ -287,11 +302,11 @@ class Bench:
             else "one drafter; its weights are finite"
         )
 
-    def _print_rate(self, flops_a_second: float, cards: int) -> None:
+    def _print_rate(self, flops_a_second: float, devices: tuple[torch.device, ...]) -> None:
         if not self.on_gpu:
             return
         self.ceiling = self.ceiling or matrix_rate(self.everywhere[0], seconds=1.0)
-        mine = flops_a_second / cards
+        mine = flops_a_second / len(set(devices)) / self.world.size
         kept_up = f"the {self.ceiling / 1e12:.0f} that a matrix product keeps up"
         say(f"{mine / 1e12:.0f} TFLOP/s a card, {mine / self.ceiling:.1%} of {kept_up}")
 
@@ -343,6 +358,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--documents", type=int, default=12, help="about so many a row, of varied lengths")
     parser.add_argument("--steps", type=int, default=4, help="timed steps, after two that settle")
     parser.add_argument("--precision", choices=("bf16", "fp8"), help="of the target's products")
+    parser.add_argument("--losses", action="store_true", help="print that of every step, to compare splits")
     parser.add_argument("--trace", type=Path, help="keep the profiler's Chrome trace there")
     parser.add_argument("--no-fix", action="store_true", help="leave torch's tracing flag as it is")
     parser.add_argument(
