@@ -36,8 +36,12 @@ def _headline(checks: Sequence[Check]) -> str:
     parts.append(f"{number[OK]} ok")
     if number[SKIPPED]:
         parts.append(f"{number[SKIPPED]} skipped")
-    word = "NOT READY" if number[FAILED] else "READY"
-    return f"{word}  {', '.join(parts)}"
+    return f"{word(checks).upper()}  {', '.join(parts)}"
+
+
+def word(checks: Sequence[Check]) -> str:
+    """The headline's first, for colour."""
+    return "not ready" if counts(checks)[FAILED] else "ready"
 
 
 def _folded(checks: Sequence[Check]) -> Iterator[Check]:

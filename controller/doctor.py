@@ -70,7 +70,8 @@ def run(box: Box, console: Console, *, quick: bool = False) -> Outcome:
         "host": findings.host,
         "container": findings.container,
     }
-    return Outcome(document, checklist.screen(box.label, made), checks.exit_code(made))
+    word = checklist.word(made)
+    return Outcome(document, checklist.screen(box.label, made), checks.exit_code(made), word)
 
 
 def look(box: Box, console: Console, *, quick: bool) -> Findings:

@@ -16,7 +16,13 @@ from controller.verdict import Verdict
 Json = dict[str, Any]
 
 WIDTH, HEIGHT = 100, 25
-_COLOURS = {"healthy": 32, "finished": 32, "degraded": 33, "stalled": 33, "crashed": 31, "unreachable": 35}
+_GREEN, _YELLOW, _RED, _PURPLE = 32, 33, 31, 35
+_COLOURS = {
+    **dict.fromkeys(("healthy", "finished", "ready"), _GREEN),
+    **dict.fromkeys(("degraded", "stalled"), _YELLOW),
+    **dict.fromkeys(("crashed", "not ready"), _RED),
+    "unreachable": _PURPLE,
+}
 _REASONS, _GPU_ROWS, _STALE, _EVIDENCE, _TAIL = 5, 8, 2, 8, 5
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")
 
