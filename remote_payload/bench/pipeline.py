@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from bench import pipeline_race
-from bench.common import config_folder, machine, matrix_rate, say, section, table
+from bench.common import clock, config_folder, machine, matrix_rate, say, section, table
 from bench.pipeline_parts import Ready, Rows, Timed, lateness, small_config
 from bench.random_target import build_random_target, taps, text_config
 from trainer import balance, compile_watch, fx_threads, islands, world
@@ -186,8 +186,9 @@ class Bench:
             say("one device: nothing is copied")
         for source, drain in pairs:
             features, buffer = self._features(source), self._features(drain)
-            direct = torch.cuda.can_device_access_peer(source, drain) if self.on_gpu else True
-            seconds = Timed(drain).of(lambda a=features, b=buffer: b.copy_(a, non_blocking=True))
+            direct = torch.cuda.can_device_access_peer(source, drain)
+            with torch.cuda.device(source):  # copies between cards run on the source's stream
+                seconds = clock(lambda a=features, b=buffer: b.copy_(a, non_blocking=True), source)
             say(
                 f"{source} -> {drain}: {features.nbytes / 2**30:.2f} GiB in {seconds * 1e3:.2f} ms, "
                 f"{features.nbytes / seconds / 1e9:,.0f} GB/s, peer access {'yes' if direct else 'NO'}"

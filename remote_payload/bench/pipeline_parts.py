@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.common import clock
 from trainer.clock import ROW, Clock, Stamp
 from trainer.data import Document, Row, pack
 from trainer.handoff import own_stream, send
@@ -64,9 +63,6 @@ class Timed:
         self.device = device
         self.seconds = 0.0
         self.failure: BaseException | None = None
-
-    def of(self, call: Callable[[], Any]) -> float:
-        return clock(call, self.device, repeats=5)
 
     def rows(self, features: Callable[[Row], Tensor], rows: Any, count: int, first: int, step: int) -> None:
         """Mean of `count` rows one after the other as a target's thread runs them, after one to begin
