@@ -197,19 +197,19 @@ class Bench:
     def _targets_alone(self) -> None:
         """Every target's thread with a drafter that takes the features and does nothing."""
         rows = max(2, self.options.steps // 2)
-        clocks = [Timed(target.device) for target in self.targets]
+        timers = [Timed(target.device) for target in self.targets]
         threads = [
-            threading.Thread(target=clock.rows, args=(target.features, self.rows, rows, number, len(clocks)))
-            for number, (clock, target) in enumerate(zip(clocks, self.targets, strict=True))
+            threading.Thread(target=timer.rows, args=(target.features, self.rows, rows, number, len(timers)))
+            for number, (timer, target) in enumerate(zip(timers, self.targets, strict=True))
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        for clock in clocks:
-            if clock.failure is not None:
-                raise clock.failure
-        seconds = [clock.seconds for clock in clocks]
+        for timer in timers:
+            if timer.failure is not None:
+                raise timer.failure
+        seconds = [timer.seconds for timer in timers]
         self.rates["targets"] = self.world.size * sum(self.recipe.data.budget / s for s in seconds)
         say(f"{self.rates['targets']:,.0f} tok/s; a row takes {', '.join(f'{s:.3f}' for s in seconds)} s")
         flops = target_flops(_text(self.options).to_dict(), self.geometry.target_layer_ids[-1], 1)
