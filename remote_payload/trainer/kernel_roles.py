@@ -28,7 +28,6 @@ class Candidate:
     package: str  # as pip names it
     load: Callable[[], tuple[Call, Callable[..., Any]]]
     built_in: bool = False  # the engine's own: compiled for each length, and nothing to hand to the engine
-    handicap: float = 1.0  # its time counts as this much more, for what the engine then has to do beside it
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,6 @@ def _convolution(config: Any, python: str) -> Role:
     keys = config.linear_num_key_heads * config.linear_key_head_dim
     channels = 2 * keys + config.linear_num_value_heads * config.linear_value_head_dim
     width = config.linear_conv_kernel_dim
-    # The engine's island normalises query and key in the same pass; after a package they need one more.
-    unfused = 1 + 2 * keys / channels
 
     def sample(row: Layout, draw: Draw) -> tuple[Any, ...]:
         return draw(_length(row), channels), draw(channels, width), row
@@ -124,35 +121,14 @@ def _convolution(config: Any, python: str) -> Role:
         compiled = torch.compile(causal_convolution, dynamic=False, fullgraph=True)
         return lambda x, weight, row: compiled(x, weight, row.positions), causal_convolution
 
-    def load_fla() -> tuple[Call, Callable[..., Any]]:
-        from fla.modules.causal_conv1d import causal_conv1d
-
-        def convolve(x: Tensor, weight: Tensor, row: Layout) -> Tensor:
-            borders = {"cu_seqlens": row.cu_seqlens, "chunk_indices": row.chunk_indices}
-            return causal_conv1d(x[None], weight, activation="silu", **borders)[0][0]
-
-        return convolve, causal_conv1d
-
-    def load_package() -> tuple[Call, Callable[..., Any]]:
-        from causal_conv1d import causal_conv1d_fn
-
-        def convolve(x: Tensor, weight: Tensor, row: Layout) -> Tensor:
-            return causal_conv1d_fn(x.t()[None], weight, seq_idx=row.seq_idx, activation="silu")[0].t()
-
-        return convolve, causal_conv1d_fn
-
     return Role(
         "convolution",
         document_convolution,
         None,
         causal_convolution,
-        (
-            Candidate("torch", load_island, built_in=True),
-            Candidate("flash-linear-attention", load_fla, handicap=unfused),
-            Candidate("causal-conv1d", load_package, handicap=unfused),
-        ),
+        (Candidate("torch", load_island, built_in=True),),
         sample,
-        f"{python} -m pip install flash-linear-attention",
+        f"{python} -m pip install 'torch>=2.10'",
     )
 
 

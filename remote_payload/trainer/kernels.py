@@ -32,6 +32,7 @@ from trainer.geometry import resolve
 from trainer.kernel_roles import Call, Role, roles
 from trainer.packing import Layout
 from trainer.topology import place
+from trainer.tuning import compiled_at_once
 
 # Read when fla is first imported. Its memo of chunk lists is a deque that all threads iterate without a lock
 # ("deque mutated during iteration"); the engine hands the chunk list in, so nothing is lost without the memo.
@@ -44,7 +45,7 @@ REPEATS = 5
 # in tf32 below .2 %; a kernel that lets a document see the one before it deviates by tens of per cent.
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 1e-2, torch.float32: 5e-3}
 SLOW, NO_ROOM = 9, 3
-DISTRIBUTIONS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
+DISTRIBUTIONS = {"fla": "flash-linear-attention"}
 
 
 class NoRoom(Refusal):
@@ -75,15 +76,15 @@ class Line:
 class KernelReport:
     """The proof for one device, and the functions that the engine calls because of it.
 
-    `attention` and `recurrence` are called as packed_ops.py says; convolution(x [T, D], weight [D, W], row)
-    -> [T, D] applies SiLU and is None where the engine's own is the best. A dense target has only attention.
+    `attention` and `recurrence` are called as packed_ops.py says. A dense target has no recurrence. The
+    convolution is the engine's own, in one kernel with what follows it, so there is nothing to hand over.
     """
 
     device: str
     lines: tuple[Line, ...]
     attention: Call
     recurrence: Call | None = None
-    convolution: Call | None = None
+    convolution: None = None
 
     @property
     def slow(self) -> tuple[Line, ...]:
@@ -152,13 +153,14 @@ def race(
     part = _arguments(role, min(tokens, COMPARED_TOKENS), longest, device, dtype)
     expected = role.reference(*part)
     reference = _milliseconds(role.reference, part, device)
-    chosen, behind, best, cost = role.fallback, role.behind, reference, reference
+    chosen, behind, best = role.fallback, role.behind, reference
     failed: list[str] = []
     for candidate in role.candidates:
         try:
             call, function = candidate.load()
             if not candidate.built_in:
-                call(*whole)
+                with compiled_at_once():
+                    call(*whole)
             deviation = _deviation(call(*part), expected)
             if not deviation <= TOLERANCE[dtype]:
                 raise ValueError(f"its result is wrong by {deviation:.0%} of the largest value")
@@ -168,9 +170,8 @@ def race(
         except Exception as error:
             failed.append(f"{candidate.package}: {_words(error)}")
             continue
-        if took * candidate.handicap < cost:
-            chosen, behind = None if candidate.built_in else call, function
-            best, cost = took, took * candidate.handicap
+        if took < best:
+            chosen, behind, best = None if candidate.built_in else call, function, took
     nothing_worked = len(failed) == len(role.candidates)
     line = Line(
         role.name,

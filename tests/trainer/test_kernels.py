@@ -35,7 +35,8 @@ def convolution_role(*candidates: Candidate) -> Role:
         return document_convolution(*arguments)
 
     role = next(role for role in roles(config, "/opt/python") if role.name == "convolution")
-    return replace(role, reference=slowly, fallback=slowly, behind=F.conv1d, candidates=candidates)
+    changes = {"reference": slowly, "fallback": slowly, "behind": F.conv1d, "candidates": candidates}
+    return replace(role, **changes, mend="/opt/python -m pip install flash-linear-attention")
 
 
 def run(role: Role) -> tuple[Line, object]:
@@ -127,14 +128,12 @@ def test_the_engines_own_convolution_is_the_reference_one() -> None:
     assert torch.allclose(own, document_convolution(x, weight, row), atol=1e-5)
 
 
-def test_a_package_must_beat_the_engines_own_by_what_it_leaves_undone() -> None:
-    own, package = working(0.02), working(0.001)
-    candidates = [Candidate("torch", lambda: (own, own), built_in=True)]
-    for handicap, expected in ((50.0, None), (1.0, package)):
-        rival = Candidate("package", lambda: (package, package), handicap=handicap)
-        line, chosen = run(convolution_role(*candidates, rival))
-        assert chosen is expected
-        assert line.fast
+def test_what_the_engine_has_built_in_is_not_handed_to_it() -> None:
+    own = working()
+    line, chosen = run(convolution_role(Candidate("torch", lambda: (own, own), built_in=True)))
+    assert chosen is None
+    assert line.fast
+    assert line.milliseconds < line.reference_milliseconds
 
 
 def test_on_a_cpu_the_reference_is_no_shortcoming(capsys: pytest.CaptureFixture[str]) -> None:
