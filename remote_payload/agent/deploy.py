@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import Any
 
-from agent import gpu, kernels, lock, procs, provenance, releases, unpack
+from agent import gpu, kernels, lock, procs, provenance, releases, runs, unpack
 from agent.call import Args, Call, Json, Refusal, Roots
 from agent.files import read_json, size_words, write_json
 from agent.interpreter import describe_recipe, find_python, import_check
@@ -22,7 +22,7 @@ ARGS: Args = {
     **kernels.ALLOW,
     "source": (dict, None, "where it comes from: {commit, dirty}"),
 }
-KEEP = 5  # releases, besides the current one and those of live runs
+KEEP = 5  # releases, besides the current one and those of live and pinned runs
 KEEP_EDITED = 2  # set-aside copies of releases that were edited by hand
 _INCOMING = ".incoming-"
 _EDITED = ".edited-"
@@ -153,9 +153,9 @@ def _remove_debris(roots: Roots) -> None:
 
 
 def _prune(roots: Roots) -> list[str]:
-    """Remove releases beyond the newest few; never the current one, nor one that a live run came from."""
+    """Remove releases beyond the newest few; never the current one, nor one of a live or pinned run."""
     keep = set(releases.names(roots)[:KEEP]) | {releases.linked(roots, "current")}
-    for run_dir in procs.marked():
+    for run_dir in (*procs.marked(), *runs.pinned(roots)):
         record = read_json(os.path.join(run_dir, "run.json")) or {}
         keep.add(record.get("release"))
     gone = [name for name in releases.names(roots) if name not in keep]

@@ -18,7 +18,6 @@ ARGS: Args = {
     "without": (list, [], "ids@created whose provenance the other side has already"),
 }
 TAIL = 60  # metrics lines: what a rate looks back on
-PIN = "pin.json"
 _KEPT = ("step", "loss", "tokens", "step_s", "compile", "tau")
 _LEFT_OUT = ("env", "argv", "schema")  # of run.json: the environment may hold what nobody else should see
 
@@ -55,7 +54,7 @@ def entry(roots: Roots, run_id: str, marked: dict[str, list[procs.Proc]], args: 
         "state": state,
         "exit": read("exit.json", shapes.EXIT),
         "stop": read("stop.json", shapes.STOP),
-        "pin": read_json(os.path.join(path, PIN)),
+        "pin": read_json(os.path.join(path, runs.PIN)),
         "metrics": [
             {key: line[key] for key in _KEPT if key in line} for line in lines if line.get("step") is not None
         ],

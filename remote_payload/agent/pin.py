@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from agent import history, runs
+from agent import runs
 from agent.call import Args, Call, Json
 from agent.files import remove_quietly, write_json
 
@@ -19,7 +19,7 @@ ARGS: Args = {
 def run(call: Call) -> Json:
     """`{run, pinned, changed}`."""
     run_id = runs.named(call.roots, call.args["run"])
-    path = os.path.join(runs.folder(call.roots, run_id), history.PIN)
+    path = os.path.join(runs.folder(call.roots, run_id), runs.PIN)
     was, wanted = os.path.exists(path), not call.args["off"]
     if wanted:
         reason = call.args["reason"] or None

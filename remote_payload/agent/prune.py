@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from agent import history, lock, procs, runs
+from agent import lock, procs, runs
 from agent.call import Args, Call, Json, Refusal, Roots
 from agent.files import read_json, tree_bytes
 
@@ -45,13 +45,13 @@ def run(call: Call) -> Json:
 
 def keepers(roots: Roots, keep: int) -> dict[str, str]:
     """The runs that stay and why: the newest, the living, the pinned, and those that one of these resumes."""
-    marked = procs.marked()
+    marked, pinned = procs.marked(), runs.pinned(roots)
     kept: dict[str, str] = {}
     for place, run_id in enumerate(runs.ids(roots)):
         path = runs.folder(roots, run_id)
         if path in marked:
             kept[run_id] = "alive"
-        elif os.path.exists(os.path.join(path, history.PIN)):
+        elif path in pinned:
             kept[run_id] = "pinned"
         elif place < keep:
             kept[run_id] = f"one of the newest {keep}"

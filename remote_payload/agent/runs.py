@@ -11,6 +11,7 @@ from agent.call import Refusal, Roots
 from agent.files import number, read_json, write_json
 
 DEFAULT_GRACE_S = 120.0  # for the step in flight and its checkpoint
+PIN = "pin.json"
 _ID = re.compile(r"r-(\d{4,})")
 _CHECKPOINT = re.compile(r"step-(\d+)")
 
@@ -59,6 +60,12 @@ def named(roots: Roots, run: str | None) -> str:
     if not known:
         raise Refusal("no-run", "no run was started yet", "invoke restart")
     return known[0]
+
+
+def pinned(roots: Roots) -> list[str]:
+    """The folders of the runs that were marked to be kept, newest first."""
+    paths = [folder(roots, run) for run in ids(roots)]
+    return [path for path in paths if os.path.exists(os.path.join(path, PIN))]
 
 
 def create(roots: Roots) -> tuple[str, str]:

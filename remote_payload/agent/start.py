@@ -89,11 +89,18 @@ def _wishes(call: Call) -> Json:
     theirs, ours = record.get("overrides") or {}, args["overrides"]
     if not (isinstance(theirs, dict) and isinstance(ours, dict)):
         raise Refusal("usage", f"the overrides of {like} cannot be merged with others", "give all of them")
+    release = args["release"] or record.get("release")
+    if not args["release"] and not os.path.isdir(releases.folder(call.roots, str(release))):
+        commit = (provenance.read(runs.folder(call.roots, like)) or {}).get("source") or {}
+        made = f"deploy commit {commit['commit'][:12]} again, or " if commit.get("commit") else ""
+        raise Refusal(
+            "no-release", f"release {release} of {like} is no longer here", f"{made}--release current"
+        )
     return {
         **args,
         "recipe": args["recipe"] or record.get("recipe"),
         "overrides": {**theirs, **ours},
-        "release": args["release"] or record.get("release"),
+        "release": release,
         "resume": like if args["resume"] == "auto" else args["resume"],
     }
 

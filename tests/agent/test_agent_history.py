@@ -132,6 +132,27 @@ def test_prune_never_takes_a_living_run(ready):
     assert [each["id"] for each in seen["doomed"]] == ["r-0002"]
 
 
+def test_the_release_of_a_pinned_run_stays_and_a_lost_one_is_named_by_its_commit(ready):
+    source = {"commit": "c0ffee" * 7, "dirty": None}
+    files = ready.payload(**{"first.txt": "1"})
+    ready.deploy(files, source=source)
+    for run in ("r-0001", "r-0002"):
+        ready.start(recipe={"steps": 1}, resume="none")
+        ready.wait_for(lambda run=run: (ready.run_dir(run) / "exit.json").exists(), "its end")
+    release = ready.release_of(files)
+    ready.call("pin", run="r-0001")
+    for number in range(7):
+        folder = ready.base / "opt" / "releases" / f"{number}abcdef0"
+        folder.mkdir()
+    ready.deploy(ready.payload(**{"second.txt": "2"}))
+    assert (ready.base / "opt" / "releases" / release).is_dir()
+    ready.call("pin", run="r-0001", off=True)
+    ready.deploy(ready.payload(**{"third.txt": "3"}))
+    assert not (ready.base / "opt" / "releases" / release).is_dir()
+    refused = ready.call("start", like="r-0002", python=ready.python).error
+    assert refused["kind"] == "no-release" and "c0ffeec0ffee" in refused["hint"]
+
+
 def test_rollback_switches_back_and_forth_and_refuses_an_edited_release(box):
     old, new = box.payload(), box.payload(**{"note.txt": "new"})
     box.deploy(old)
