@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer import checkpoint, pipeline, watchdog
+from trainer import checkpoint, compile_watch, fx_threads, islands, pipeline, watchdog
 from trainer.config import config_hash, load_recipe
 from trainer.data import RowOrder, load_corpus, load_tokenizer
 from trainer.exchange import checksum
@@ -21,9 +21,10 @@ CPU = torch.device("cpu")
 
 
 class Rig:
-    """The parts of a run on the tiny target, with as many targets and drafters as asked."""
+    """The parts of a run on the tiny target, with as many targets and drafters as asked; targets on the CPU,
+    drafters on `device`."""
 
-    def __init__(self, release: Path, *overrides: str) -> None:
+    def __init__(self, release: Path, *overrides: str, device: torch.device = CPU) -> None:
         self.recipe = load_recipe("tiny", release, list(overrides))
         self.geometry = resolve(self.recipe)
         data = self.recipe.data
@@ -36,7 +37,8 @@ class Rig:
             self.recipe.target.model, self.geometry, CPU, torch.float32, data.max_document
         )
         self.targets = [loaded] * targets
-        self.replicas = [Replica(self.recipe, self.geometry, rank, CPU, head) for rank in range(drafters)]
+        head = head.to(device, torch.float32)
+        self.replicas = [Replica(self.recipe, self.geometry, rank, device, head) for rank in range(drafters)]
         self.results: list[StepResult] = []
         self.stop = threading.Event()
 
@@ -204,6 +206,33 @@ def test_numbers_read_one_step_late_are_the_same_and_where_it_matters_the_weight
     assert late_facts == facts
     assert [step for step in told if told[step] == truth[step]] == [4, 5, 9]
     assert told[2] == truth[3]  # told when step 3 was done
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_two_drafters_on_one_gpu_take_the_steps_of_the_cpu(tiny_release):
+    recipe = ["train.steps=25", "train.rows_per_step=3", "train.anchors=32", "topology.split=1:2"]
+    recipe.append("drafter.head_dim=16")  # flex takes no smaller heads
+    truth = Rig(tiny_release, *recipe)
+    truth.run()
+    torch.set_num_threads(1)  # Dynamo's guards look at it
+    rig = Rig(tiny_release, *recipe, device=torch.device("cuda", 0))
+    fx_threads.install()
+    compiled = islands.compiled(torch.device("cuda", 0))
+    for replica in rig.replicas:
+        replica.drafter.islands = compiled
+        replica.warm_up(rig.order.row(0))
+    compile_watch.forbid_recompiles()
+    try:
+        rig.run(stands_still=lambda steps_done: steps_done == 7)
+    finally:
+        compile_watch.allow_recompiles()
+    assert [result.steps_done for result in rig.results] == list(range(1, 26))
+    assert [r.tokens for r in rig.results] == [r.tokens for r in truth.results]
+    assert [r.loss for r in rig.results] == pytest.approx([r.loss for r in truth.results], rel=2e-3)
+    assert torch.equal(rig.replicas[0].storage.weights, rig.replicas[1].storage.weights)
+    last = rig.results[-1]
+    assert 0 < last.busy["drafter-0"] <= 1 and last.costs.drafter_row > 0
 
 
 def test_a_loss_that_is_no_number_is_told_one_step_later_when_read_late(tiny_release, monkeypatch):
