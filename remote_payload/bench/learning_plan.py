@@ -54,7 +54,7 @@ def plan_of(minutes: float, small: bool) -> Plan:
             samples=400,
             prompt=24,
             tokens=48,
-            pretrain_steps=12,
+            pretrain_steps=40,
             pretrain_batch=16,
             pretrain_lr=1e-2,
             seconds=dict.fromkeys(SHARES, 120.0),
