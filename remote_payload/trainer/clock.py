@@ -86,13 +86,13 @@ class Clock:
         piece = _Piece(kind, began, Stamp(self._device))
         with self._lock:
             self._open.append(piece)
-        if kind == ROW:
+        if kind == ROW and self._device.type == "cuda":
             self._queued.append(piece.ended)
 
     def keep_pace(self) -> None:
         """Wait until at most AHEAD rows are unfinished.
 
-        This is the host's only wait for its own device. Without it a host would run ahead as far as its
+        Beside reading a step's numbers late, the host's only wait for its own device. Without it a host would run ahead as far as its
         channels and the stream's launch queue (about a thousand kernels) let it, and hold the memory of every
         row on the way. Waiting one row back keeps the device fed.
         """
