@@ -87,7 +87,7 @@ def plan_of(minutes: float, small: bool) -> Plan:
         answer_batch=2048,
         heldout=64,
         shortest=16,
-        step_s=0.07,
+        step_s=0.12,
         evaluations=6,
         recipe={
             "target": {"taps": 5},

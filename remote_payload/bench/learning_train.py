@@ -19,7 +19,7 @@ from bench.learning_plan import StageFailed
 
 PAYLOAD = Path(__file__).parent.parent
 PROBE = 40  # steps after which the time of a step is known
-OFF = (0.5, 1.4)  # a run that would take less or more than these shares of its time is started again
+OFF = (0.25, 1.5)  # a run that would take less or more than these shares of its time is started again
 START_S = 120.0  # at most, until the first step
 EVALUATE_S = 60.0  # at most, all evaluations of a run
 GRACE_S = 60.0  # for the step in flight and a checkpoint

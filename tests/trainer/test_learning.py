@@ -97,7 +97,7 @@ def test_unusable_answers_are_named(corpus):
 
 
 @pytest.mark.parametrize(
-    ("step_s", "expected"), [(0.1, None), (0.13, None), (0.2, 0.2), (0.01, 0.01), (None, None)]
+    ("step_s", "expected"), [(0.1, None), (0.14, None), (0.2, 0.2), (0.01, 0.01), (None, None)]
 )
 def test_a_run_at_the_wrong_pace_is_noticed(tmp_path, step_s, expected):
     (tmp_path / "state.json").write_text(json.dumps({"step_time_s": step_s}))
