@@ -17,11 +17,11 @@ class Writer:
         self.log, self.times = os.path.join(run_dir, "train.log"), os.path.join(run_dir, NAME)
         self.size, self.at = -1, -EVERY_S
 
+    def due(self) -> bool:
+        return time.monotonic() - self.at >= EVERY_S
+
     def note(self) -> None:
-        now = time.monotonic()
-        if now - self.at < EVERY_S:
-            return
-        self.at = now
+        self.at = time.monotonic()
         try:
             size = os.stat(self.log).st_size
             if size != self.size:

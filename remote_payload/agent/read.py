@@ -7,9 +7,9 @@ import re
 import time
 from typing import Any
 
-from agent import logtimes, procs, runs
+from agent import loglimit, logtimes, procs, runs
 from agent.call import Args, Call, Refusal
-from agent.files import tail_offset
+from agent.files import size_words, tail_offset
 from agent.frames import Frames, ReaderGone
 
 ARGS: Args = {
@@ -40,6 +40,10 @@ def run(call: Call) -> dict[str, Any]:
     if not there and not call.args["follow"]:
         raise Refusal("no-run", f"run {chosen} has no log yet", "look again in a moment")
     start = _start(call, run_dir, path) if there else call.args["offset"] or 0
+    kept = loglimit.first_byte(path, start)
+    if kept > start:
+        call.frames.note(f"the log's first {size_words(kept)} were dropped, for it had become too long")
+        start = kept
     sieve = Sieve(call.frames, call.args["grep"]) if call.args["grep"] is not None else None
     log = Log(path, start, sieve)
     if call.args["follow"]:

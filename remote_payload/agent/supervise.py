@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from agent import logtimes, procs, runs
+from agent import loglimit, logtimes, procs, runs
 from agent.files import read_json, tail_lines, tail_offset
 
 POLL_S = 0.2
@@ -51,10 +51,12 @@ def main(run_dir: str) -> int:
             output.write(words.encode() + b"\n")
             runs.write_exit(run_dir, {"code": 127, "signal": None, "reason": "crashed", "detail": words})
             return 1
-    pane, clock = Pane(log), logtimes.Writer(run_dir)
+    pane, clock, limit = Pane(log), logtimes.Writer(run_dir), loglimit.Limiter(log)
     while trainer.poll() is None:
         pane.show()
-        clock.note()
+        if clock.due():
+            clock.note()
+            limit.enforce()
         time.sleep(POLL_S)
     pane.show()
     runs.write_exit(run_dir, judge_exit(run_dir, trainer.returncode))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agent import loglimit
+
 
 @pytest.fixture
 def logged(box):
@@ -136,3 +138,27 @@ def test_the_supervisor_notes_when_the_log_grew(ready):
     [at, size] = (ready.run_dir("r-0001") / "log.times").read_text().splitlines()[0].split()
     assert abs(float(at) - time.time()) < 60 and int(size) >= 0
     assert b"step 3" in ready.call("read", since_s=600.0).out
+
+
+def test_a_log_that_runs_away_gives_its_oldest_part_back_and_keeps_every_offset(logged):
+    """While it is written to through a descriptor that was opened before, as a trainer's is."""
+    path = log(logged, b"")
+    limiter = loglimit.Limiter(str(path), keep=1 << 20, step=1 << 19)
+    with path.open("ab", buffering=0) as file:
+        for number in range(60_000):
+            file.write(b"line %05d %s\n" % (number, b"x" * 40))
+            if number % 5000 == 0:
+                limiter.enforce()
+        os.fsync(file.fileno())
+    if not limiter.works:
+        pytest.skip("this file system punches no holes")
+    facts = path.stat()
+    assert facts.st_size == 60_000 * 52 and facts.st_blocks * 512 < 2.2 * (1 << 20)
+    answer = logged.call("read", offset=0)
+    lines = answer.out.splitlines()
+    first = int(lines[0].split()[1])
+    assert first > 10_000 and "were dropped" in answer.notes[0]["text"]
+    assert [int(line.split()[1]) for line in lines] == list(range(first, 60_000))
+    assert answer.result["offset"] == first * 52 and answer.result["at"] == facts.st_size
+    assert logged.call("read", offset=52 * 59_999).out == b"line 59999 " + b"x" * 40 + b"\n"
+    assert len(logged.call("read", lines=10).out.splitlines()) == 10
