@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agent import cache, interpreter
+
 ROW = "0, NVIDIA H200, 580.1, 1000, 143771, 5, 40, 200.0, 700.0"
 LINE = {"role": "recurrence", "function": "fla.chunk", "milliseconds": 2.0, "reference_milliseconds": 30.0}
 
@@ -108,3 +110,24 @@ def test_a_deploy_onto_slow_kernels_does_not_switch(on_gpu):
 def test_a_recipe_that_is_wrong_does_not_keep_a_release_out(on_gpu):
     files = on_gpu.payload(**{"recipes/other.yaml": "{}"})
     assert on_gpu.deploy(files, recipe="no-such").result["outcome"] == "deployed"
+
+
+def test_whatever_makes_a_kernel_stale_makes_another_cache(ready):
+    place = Path(ready.roots["opt"]) / "releases" / ready.current()
+    versions = interpreter.versions(ready.python)
+    assert {"python", "torch", "triton", "flash-linear-attention", "fla-core"} <= set(versions)
+    card = {"name": "NVIDIA H200", "driver": "580.1"}
+    keys = [
+        cache.make_key({**versions, **changed}, {"status": "ok", "rows": [{**card, **row}]}, str(place))[
+            "key"
+        ]
+        for changed, row in (
+            ({}, {}),
+            ({"triton": "9.9"}, {}),
+            ({"fla-core": "9.9"}, {}),
+            ({"torch": "9.9"}, {}),
+            ({}, {"driver": "999.1"}),
+            ({}, {"name": "NVIDIA B200"}),
+        )
+    ]
+    assert len(set(keys)) == len(keys)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -166,11 +168,13 @@ def test_exit_codes_tell_slow_from_full_from_wrong(
     assert capsys.readouterr().err.startswith("refused: no recipe 'no-such-recipe'")
 
 
-def test_the_memo_that_threads_would_share_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    assert os.environ["FLA_DISABLE_TENSOR_CACHE"] == "1"
-    assert "fla" not in sys.modules or sys.modules["fla.utils"].FLA_DISABLE_TENSOR_CACHE
+def test_without_an_agent_tuning_is_kept_and_the_memo_that_threads_would_share_is_off() -> None:
+    names = ("TRITON_CACHE_DIR", "TRITON_CACHE_AUTOTUNING", "FLA_CACHE_RESULTS", "FLA_DISABLE_TENSOR_CACHE")
+    code = f"import os, trainer.__main__; print([os.environ[name] for name in {names}])"
+    bare = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run([sys.executable, "-c", code], cwd=CONFIGS.parents[1], env=bare, capture_output=True)
+    assert done.stdout.decode().endswith("/.triton/cache', '1', '1', '1']\n"), done.stderr
+    assert os.environ["FLA_DISABLE_TENSOR_CACHE"] == "1"  # set by importing the proof alone
 
 
 @pytest.mark.gpu
