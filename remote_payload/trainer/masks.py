@@ -114,6 +114,15 @@ def dense_mask(ranges: KeyRanges, context: int, heads: int) -> DenseMask:
     return DenseMask(visible(ranges, query, torch.arange(context + queries, device=device)))
 
 
+def check_tiles(context: int, queries: int) -> None:
+    """Refuses sizes of a row that flex attention cannot tile."""
+    if context % FLEX_BLOCK or queries % FLEX_BLOCK:
+        raise Refusal(
+            f"flex attention works on multiples of {FLEX_BLOCK}: data.budget is {context}, "
+            f"train.anchors x drafter.block_size is {queries}: round both up"
+        )
+
+
 def flex_mask(ranges: KeyRanges, context: int) -> FlexMask:
     """A BlockMask from the ranges by arithmetic.
 
@@ -124,11 +133,7 @@ def flex_mask(ranges: KeyRanges, context: int) -> FlexMask:
 
     queries = len(ranges.own_from)
     keys = context + queries
-    if context % FLEX_BLOCK or queries % FLEX_BLOCK:
-        raise Refusal(
-            f"flex attention works on multiples of {FLEX_BLOCK}: data.budget is {context}, "
-            f"train.anchors x drafter.block_size is {queries}: round both up"
-        )
+    check_tiles(context, queries)
     start = torch.arange(0, keys, FLEX_BLOCK, device=ranges.own_from.device)
     end = start + FLEX_BLOCK
 

@@ -21,6 +21,7 @@ from trainer.errors import Refusal
 from trainer.export import export
 from trainer.finding import FAIL
 from trainer.geometry import DrafterGeometry, resolve
+from trainer.masks import check_tiles
 from trainer.handoff import empty_cache
 from trainer.pipeline import Pipeline, StepResult
 from trainer.record import RunRecord
@@ -112,6 +113,8 @@ class Session:
         self.watch.start()
         self.record.watch_compiles(self.watch.snapshot)
         self.record.progress(topology=str(self.devices), kernels={"fx_threads": tracing})
+        if self.devices.drafters[0].type == "cuda":
+            check_tiles(recipe.data.budget, recipe.train.anchors * self.geometry.block_size)
 
         self._stage(f"reading conversations {recipe.data.train}")
         tokenizer = load_tokenizer(recipe.target.model)
