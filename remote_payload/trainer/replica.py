@@ -78,8 +78,6 @@ class Replica:
                 told = "; ".join(map(str, compile_watch.compiles()[-made:]))
                 raise RuntimeError(f"the drafter compiled {made} graphs, expected {expected}: {told}")
             self._prove_memory(row, features)
-            del features
-            torch.cuda.empty_cache()  # it was cached for this thread's stream, where no step will run
         self.storage.gradients.zero_()
 
     def _prove_memory(self, row: Row, features: Tensor) -> None:

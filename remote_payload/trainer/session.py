@@ -21,8 +21,8 @@ from trainer.errors import Refusal
 from trainer.export import export
 from trainer.finding import FAIL
 from trainer.geometry import DrafterGeometry, resolve
-from trainer.masks import check_tiles
 from trainer.handoff import empty_cache
+from trainer.masks import check_tiles
 from trainer.pipeline import Pipeline, StepResult
 from trainer.record import RunRecord
 from trainer.replica import Replica
