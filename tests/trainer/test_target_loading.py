@@ -282,7 +282,10 @@ def test_a_staged_copy_is_used_only_when_it_is_whole(saved, tmp_path):
     data = shard.read_bytes()
     shard.write_bytes(data[:-1])
     assert weights.staged(model, memory) == model
+    shard.write_bytes(data[:-8] + bytes(8))  # as long, but of another model
+    assert weights.staged(model, memory) == model
     shard.write_bytes(data)
+    assert weights.staged(model, memory) == copy
     (copy / "config.json").write_text((model / "config.json").read_text().replace("32", "33"))
     assert weights.staged(model, memory) == model
 
