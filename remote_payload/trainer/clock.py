@@ -92,9 +92,9 @@ class Clock:
     def keep_pace(self) -> None:
         """Wait until at most AHEAD rows are unfinished.
 
-        Beside reading a step's numbers late, the host's only wait for its own device. Without it a host would run ahead as far as its
-        channels and the stream's launch queue (about a thousand kernels) let it, and hold the memory of every
-        row on the way. Waiting one row back keeps the device fed.
+        Beside reading a step's numbers late, the host's only wait for its own device. Without it a host would
+        run ahead as far as its channels and the stream's launch queue (about a thousand kernels) let it, and
+        hold the memory of every row on the way. Waiting one row back keeps the device fed.
         """
         while len(self._queued) > AHEAD:
             self._queued.popleft().wait()
