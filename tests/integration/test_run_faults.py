@@ -17,12 +17,13 @@ def deployed(tiny):
 
 @pytest.fixture
 def running(deployed):
-    """A long run that has made at least one checkpoint; stopped afterwards."""
-    started = deployed.ask("restart", "--from-scratch", "--set=train.steps=100000")
-    deployed.wait_for(lambda s: bool(s["snapshot"]["run"]["checkpoints"]), "a checkpoint")
-    yield deployed, started["start"]["run"]
-    deployed.invoke("sandbox.up")
-    deployed.invoke("abort", code=None)
+    """A long run that has made a checkpoint: the one that the test before has left alive, or a new one."""
+    if deployed.status()["verdict"] not in ("healthy", "warming-up", "starting"):
+        deployed.ask("restart", "--from-scratch", "--set=train.steps=100000")
+    seen = deployed.wait_for(
+        lambda s: s["verdict"] == "healthy" and bool(s["snapshot"]["run"]["checkpoints"]), "a checkpoint"
+    )
+    return deployed, seen["snapshot"]["run"]["id"]
 
 
 def pid_of(status: dict, role: str) -> int:
@@ -41,6 +42,28 @@ def test_kill_9_of_the_trainer_is_told_in_one_look_and_resumed(running) -> None:
     assert again["resume_from"]["step"] == saved
 
 
+def test_sandbox_down_in_mid_run_is_unreachable_and_then_the_truth_again(running) -> None:
+    project, run = running
+    project.invoke("sandbox.down")
+    assert "unreachable" in project.invoke("status", code=7).lower()
+    project.invoke("sandbox.up")
+    seen = project.status()
+    assert seen["verdict"] == "healthy"
+    assert seen["snapshot"]["run"]["id"] == run
+
+
+def test_a_foreign_python_survives_restart_and_is_not_stale_without_a_gpu(running) -> None:
+    project, _ = running
+    project.sh("setsid python3 -c 'import time; time.sleep(600)' foreign >/dev/null 2>&1 </dev/null & echo")
+    foreign = project.sh("ps -eo pid,args | awk '/foreign$/ && /python3/ {print $1; exit}'").strip()
+    assert foreign
+    project.invoke("restart", "--set=train.steps=100000")
+    assert project.sh(f"kill -0 {foreign} && echo alive").strip() == "alive"
+    assert project.status()["snapshot"]["stale"] == []
+    project.invoke("abort")
+    assert project.sh(f"kill {foreign} && echo alive").strip() == "alive"
+
+
 def test_kill_9_of_the_tmux_server_changes_no_truth(running) -> None:
     project, _ = running
     before = project.status()
@@ -54,16 +77,6 @@ def test_kill_9_of_the_tmux_server_changes_no_truth(running) -> None:
     assert project.status()["verdict"] == "stopped"
 
 
-def test_sandbox_down_in_mid_run_is_unreachable_and_then_the_truth_again(running) -> None:
-    project, run = running
-    project.invoke("sandbox.down")
-    assert "unreachable" in project.invoke("status", code=7).lower()
-    project.invoke("sandbox.up")
-    seen = project.status()
-    assert seen["verdict"] == "healthy"
-    assert seen["snapshot"]["run"]["id"] == run
-
-
 def test_abort_loses_nothing_and_a_second_one_has_nothing_to_stop(running) -> None:
     project, _ = running
     first = project.ask("abort")
@@ -71,18 +84,6 @@ def test_abort_loses_nothing_and_a_second_one_has_nothing_to_stop(running) -> No
     assert first["checkpoint"]["step"] == first["step"]
     screen = project.invoke("abort")
     assert "nothing to stop" in screen
-
-
-def test_a_foreign_python_survives_restart_and_is_not_stale_without_a_gpu(running) -> None:
-    project, _ = running
-    project.sh("setsid python3 -c 'import time; time.sleep(600)' foreign >/dev/null 2>&1 </dev/null & echo")
-    foreign = project.sh("ps -eo pid,args | awk '/foreign$/ && /python3/ {print $1; exit}'").strip()
-    assert foreign
-    project.invoke("restart", "--set=train.steps=100000")
-    assert project.sh(f"kill -0 {foreign} && echo alive").strip() == "alive"
-    assert project.status()["snapshot"]["stale"] == []
-    project.invoke("abort")
-    assert project.sh(f"kill {foreign} && echo alive").strip() == "alive"
 
 
 def test_a_second_start_is_refused_and_a_wrong_recipe_is_one_line(deployed) -> None:
