@@ -23,7 +23,7 @@ def compiled_at_once() -> Iterator[None]:
     that cannot be compiled is left to the tuning, which passes over it. For one thread at a time.
     """
     try:
-        from triton.runtime._async_compile import AsyncCompileMode
+        from triton.runtime._async_compile import AsyncCompileMode, active_mode
         from triton.runtime.autotuner import Autotuner
     except ImportError:
         yield
@@ -32,11 +32,15 @@ def compiled_at_once() -> Iterator[None]:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if len(self.configs) > 1:
-            with (
-                ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool,
-                AsyncCompileMode(pool, ignore_errors=True),
-            ):
-                self.warmup(*args, **{name: value for name, value in kwargs.items() if name != "warmup"})
+            arguments = {name: value for name, value in kwargs.items() if name != "warmup"}
+            try:
+                with (
+                    ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool,
+                    AsyncCompileMode(pool, ignore_errors=True),
+                ):
+                    self.warmup(*args, **arguments)
+            except Exception:  # an inner interface that changed must cost time, not the run
+                active_mode.set(None)
         return tune(self, *args, **kwargs)
 
     Autotuner.run = run
