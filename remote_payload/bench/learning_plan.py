@@ -16,8 +16,8 @@ class StageFailed(Exception):
     """A stage ended without its result, for a reason that is said in one line (or in the trainer's own)."""
 
 
-OVERHEAD_S = 175.0  # on an H200: imports and text 30, kernels 25, start of the trainers 80, check 40
-SHARES = {"pretrain": 0.42, "generate": 0.13, "train": 0.45}  # of the rest
+OVERHEAD_S = 160.0  # on an H200: imports and text 25, kernels 20, start of the trainers 75, check 40
+SHARES = {"pretrain": 0.47, "generate": 0.12, "train": 0.41}  # of the rest
 
 
 @dataclass(frozen=True)

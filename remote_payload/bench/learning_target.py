@@ -6,11 +6,12 @@ trainer later does with this target can be compared with it.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ def new_target(folder: Path, vocabulary: int, device: torch.device) -> Any:
 
 
 def forgo_tuning() -> None:
-    """Let every fla kernel take its first configuration. Trying them all costs minutes, backward included,
-    which a run of this length never earns back; needs the model's class imported."""
+    """Let every fla kernel take its first configuration. Trying them all costs a minute, which a run of this
+    length never earns back; needs the model's class imported."""
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import KernelInterface
 
@@ -51,6 +52,32 @@ def forgo_tuning() -> None:
                     if isinstance(kernel, Autotuner):
                         kernel.configs = kernel.configs[:1]
                     kernel = kernel.fn
+
+
+@contextlib.contextmanager
+def differentiable_recurrence(device: torch.device) -> Iterator[None]:
+    """Qwen3.5's recurrence in plain autograd, by transformers' own function, whatever kernels are installed.
+
+    fla's backward refuses to run on Hopper with Triton 3.4 to 3.7.0, where it is wrong (its issue 640). The
+    rule runs in fp32, as it was written, with tf32 products.
+    """
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
+
+    fast = modeling.torch_chunk_gated_delta_rule
+    plain = inspect.unwrap(fast)
+
+    def rule(*arguments: Any, **options: Any) -> Any:
+        with torch.autocast(device.type, enabled=False):
+            return plain(*arguments, **options)
+
+    products = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    modeling.torch_chunk_gated_delta_rule = rule
+    try:
+        yield
+    finally:
+        modeling.torch_chunk_gated_delta_rule = fast
+        torch.set_float32_matmul_precision(products)
 
 
 def load(folder: Path, device: torch.device) -> Any:
@@ -91,9 +118,10 @@ def pretrain(
         for group in optimizer.param_groups:
             group["lr"] = rate
         rows = torch.randint(len(ids), (batch,), generator=draw).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = _loss(model, ids[rows].long(), lengths[rows])
-        loss.backward()
+        with differentiable_recurrence(device):
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = _loss(model, ids[rows].long(), lengths[rows])
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

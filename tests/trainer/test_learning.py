@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 
 import pytest
+import torch
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from bench import learning, learning_target, learning_text, learning_train
+from bench.common import config_folder
 from bench.learning_plan import plan_of
 from bench.learning_text import END, START, Unit
 from trainer.data import load_corpus
@@ -96,6 +101,27 @@ def test_unusable_answers_are_named(corpus):
     assert any("special token" in reason for reason in dropped)
 
 
+def test_training_never_calls_the_fast_recurrence(corpus, monkeypatch):
+    """Its backward is refused on the very GPUs that this is made for."""
+    tokenizer, units = corpus
+
+    @functools.wraps(inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule))
+    def fast(*arguments, **options):
+        raise AssertionError("the fast kernel was called")
+
+    monkeypatch.setattr(modeling_qwen3_5, "torch_chunk_gated_delta_rule", fast)
+    samples = learning_text.conversations(tokenizer, units[:8], 24, 48)
+    cpu = torch.device("cpu")
+    model = learning_target.new_target(config_folder("hybrid-tiny"), len(tokenizer), cpu)
+    before = model.model.layers[0].linear_attn.in_proj_qkv.weight.detach().clone()
+    learning_target.pretrain(model, samples, steps=2, seconds=60, batch=4, lr=1e-2)
+    assert not torch.equal(before, model.model.layers[0].linear_attn.in_proj_qkv.weight)
+    assert modeling_qwen3_5.torch_chunk_gated_delta_rule is fast, "what comes after training is fast again"
+    assert torch.get_float32_matmul_precision() == "highest"
+    with pytest.raises(AssertionError, match="was called"):
+        model(input_ids=torch.tensor([[5, 6, 7]]))
+
+
 @pytest.mark.parametrize(
     ("step_s", "expected"), [(0.1, None), (0.14, None), (0.2, 0.2), (0.01, 0.01), (None, None)]
 )
@@ -106,7 +132,7 @@ def test_a_run_at_the_wrong_pace_is_noticed(tmp_path, step_s, expected):
 
 def test_the_times_of_all_stages_fill_the_minutes():
     plan = plan_of(minutes=5, small=False)
-    assert sum(plan.seconds.values()) == pytest.approx(5 * 60 - 175)
+    assert sum(plan.seconds.values()) == pytest.approx(5 * 60 - 160)
     assert plan_of(minutes=0.1, small=False).seconds["train"] > 0
 
 
