@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -120,6 +121,8 @@ def test_describing_a_recipe_needs_no_torch_and_prints_one_json_line(tiny_releas
         "steps": 50,
         "checkpoint_bytes": 12 * resolve(recipe).parameter_count(),
         "budget": 256,
+        "hybrid": False,
+        "values": json.loads(json.dumps(dataclasses.asdict(recipe))),
     }
     assert describe(*arguments, '{"target.model": "/nowhere"}')[1]["checkpoint_bytes"] is None
     code, answer = describe(*arguments, '{"train.stepz": 50}')

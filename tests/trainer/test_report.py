@@ -16,6 +16,7 @@ RESULT = StepResult(
     tokens=500,
     step_s=1.57,
     busy={},
+    costs=None,
     last=False,
 )
 
