@@ -177,7 +177,7 @@ def test_every_verb_works_on_python_3_9(box):
     assert box.deploy().result["versions"].endswith(f"python {box.call('snapshot').result['python']}")
     assert box.start().result["run"] == "r-0001"
     assert box.start(verb="restart").result["stop"]["outcome"] == "stopped"
-    assert box.call("read", run="r-0001").out.startswith(b"environment")
+    assert box.call("read", run="r-0001", lines=100_000).out.startswith(b"environment")
     assert box.call("exec", argv=["echo", "hi"]).out == b"hi\n"
     facts = box.call("doctor", recipe="tiny", python=box.python).result
     assert facts["agent_python"]["version"].startswith("3.9.") and facts["recipe"]["error"] is None
