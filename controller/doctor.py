@@ -38,7 +38,7 @@ _CONTAINER = Deadline(total=PROOF_S + 60.0)
 
 @dataclass
 class Findings:
-    """What was seen; None where nobody could be asked, with the reason in `errors`."""
+    """What was seen; None where nobody could be asked, with the reason beside it. `way`: no connection."""
 
     endpoint: Endpoint | None
     connect_s: float
