@@ -31,6 +31,7 @@ _GOES_ON = {
     "restart": "the restart goes on; `invoke status` shows how far it got",
     "abort": "the stop goes on; `invoke status` shows when it is done",
     "exec": "the agent ends the command",
+    "fetch": "what has arrived stays, and the same command goes on from there",
 }
 
 
