@@ -14,6 +14,7 @@ import importlib.metadata
 import inspect
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
@@ -148,12 +149,16 @@ def _prove(
 def race(
     role: Role, device: torch.device, dtype: torch.dtype, tokens: int, longest: int
 ) -> tuple[Line, Call | None]:
-    """Run each candidate on a whole row, compare and time it on a part of one; the fastest right one wins."""
+    """Run each candidate on a whole row, compare and time it on a part of one; the fastest right one wins.
+
+    Never the reference while one works: on the equal documents of the sample cuDNN's attention, document by
+    document, beats the packed kernel, but it plans anew for every length it has not met (50 ms on an H200).
+    """
     whole = _arguments(role, tokens, longest, device, dtype)
     part = _arguments(role, min(tokens, COMPARED_TOKENS), longest, device, dtype)
     expected = role.reference(*part)
     reference = _milliseconds(role.reference, part, device)
-    chosen, behind, best = role.fallback, role.behind, reference
+    chosen, behind, best = role.fallback, role.behind, math.inf
     failed: list[str] = []
     for candidate in role.candidates:
         try:
@@ -177,7 +182,7 @@ def race(
         role.name,
         _name(behind),
         fast=not nothing_worked,
-        milliseconds=round(best, 3),
+        milliseconds=round(reference if nothing_worked else best, 3),
         reference_milliseconds=round(reference, 3),
         why="; ".join(failed) if nothing_worked else "",
         mend=role.mend if nothing_worked else "",
