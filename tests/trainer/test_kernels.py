@@ -65,6 +65,14 @@ def test_the_fastest_right_candidate_wins() -> None:
     assert (line.why, line.mend) == ("", "")
 
 
+def test_a_kernel_that_works_is_taken_however_fast_the_reference_is_on_the_sample() -> None:
+    slow = working(0.1)
+    line, chosen = run(convolution_role(Candidate("slow", lambda: (slow, slow))))
+    assert chosen is slow
+    assert line.fast
+    assert line.milliseconds > line.reference_milliseconds
+
+
 def test_a_kernel_that_ignores_the_borders_is_not_taken_however_fast() -> None:
     def leaky(x, weight, row):
         return document_convolution(x, weight, Layout.of([len(x)], CPU))
