@@ -17,7 +17,8 @@ import torch.fx._symbolic_trace as symbolic_trace
 from trainer.fx_spy import main
 
 PAYLOAD = Path(__file__).parents[2] / "remote_payload"
-ENV = os.environ | {"PYTHONPATH": str(PAYLOAD), "OMP_NUM_THREADS": "1"}
+# The cases fork from a process that has imported torch: a GPU in sight would be refused there.
+ENV = os.environ | {"PYTHONPATH": str(PAYLOAD), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 ONE_FLAG_FOR_ALL = "_is_fx_tracing_flag" in vars(symbolic_trace)
 LOOKS_AWAY = hasattr(torch.compiler, "_compile_session_context")  # 2.13: readers are mute while one compiles
 
