@@ -2,6 +2,7 @@
 
     python -m bench.target --config qwen3.5-27b --random-weights
     python -m bench.target --config qwen3.5-27b --random-weights --precision fp8 --reference
+    python -m bench.target --config qwen3.5-27b --random-weights --only lean,fp8
     python -m bench.target --small
 
 TFLOP/s count 2 x parameters of the layers that run x tokens (attention's own products are left out), and the
@@ -39,6 +40,7 @@ from trainer.errors import Refusal
 from trainer.kernels import prove
 from trainer.target import TOLERANCE, Target, build, module_engine
 
+SECTIONS = ("parity", "reference", "lean", "profile", "parts", "fp8")
 PARITY_TOKENS = 3000  # of the row on which transformers' own modules are the judge
 
 
@@ -81,22 +83,21 @@ class Bench:
                 say(str(line))
         with section("model", self.failures):
             decoder = self._make()
-        row = self._row(self.options.tokens, self.options.documents)
-        with section("parity with transformers' own modules", self.failures):
-            self._parity(decoder)
-        if self.options.reference and self.device.type == "cuda":  # elsewhere they cannot pack
+        row, wanted = self._row(self.options.tokens, self.options.documents), self.options.only
+        if "parity" in wanted:
+            with section("parity with transformers' own modules", self.failures):
+                self._parity(decoder)
+        if "reference" in wanted and self.device.type == "cuda":  # elsewhere it cannot pack
             with section("transformers' own modules, same kernels", self.failures):
                 self._reference(decoder, row)
         exact: Tensor | None = None
-        with section("lean path", self.failures):
-            lean = build(decoder, self.layer_ids, self.device, self.dtype, self.kernels)
-            exact = self._measure("lean", lean, row)
-        with section("kernels of the lean path", self.failures):
-            print_kernel_times(lambda: lean.features(row), self.device)
-        with section("parts of one layer", self.failures):
-            target_parts.measure(decoder, self.config, row, self.device, self.dtype, self.kernels)
-        if self.options.precision == "fp8":
-            del lean
+        if "lean" in wanted:
+            with section("lean path", self.failures):
+                exact = self._lean(decoder, row)
+        if "parts" in wanted:
+            with section("parts of one layer", self.failures):
+                target_parts.measure(decoder, self.config, row, self.device, self.dtype, self.kernels)
+        if "fp8" in wanted:
             with section("lean path, fp8", self.failures):
                 self._eight_bit(decoder, row, exact)
         return self.failures
@@ -182,13 +183,21 @@ class Bench:
             raise RuntimeError(f"{name}: features are not finite")
         return features[: row.tokens]
 
+    def _lean(self, decoder: nn.Module, row: Row) -> Tensor:
+        target = build(decoder, self.layer_ids, self.device, self.dtype, self.kernels)
+        found = self._measure("lean", target, row)
+        if "profile" in self.options.only:
+            print_kernel_times(lambda: target.features(row), self.device)
+        return found
+
     def _eight_bit(self, decoder: nn.Module, row: Row, exact: Tensor | None) -> None:
         target = build(decoder, self.layer_ids, self.device, self.dtype, self.kernels, precision="fp8")
         found = self._measure("fp8", target, row)
-        say(f"fp8 is {self.rates['fp8'] / self.rates['lean']:.3f} x the bf16 path's tokens/s")
         if exact is not None:
+            say(f"fp8 is {self.rates['fp8'] / self.rates['lean']:.3f} x the bf16 path's tokens/s")
             print_agreement("fp8 against bf16", found, exact, self.layer_ids)
-        print_kernel_times(lambda: target.features(row), self.device, kernels=15)
+        if "profile" in self.options.only:
+            print_kernel_times(lambda: target.features(row), self.device, kernels=15)
 
 
 def _synchronize(device: torch.device) -> None:
@@ -205,10 +214,20 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="only the first so many")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16", help="fp8 runs bf16 first")
     parser.add_argument("--reference", action="store_true", help="also transformers' own modules, full size")
+    parser.add_argument(
+        "--only",
+        type=lambda text: tuple(text.split(",")),
+        help=f"some of {','.join(SECTIONS)} instead of all",
+    )
     parser.add_argument("--small", action="store_true", help="a tiny hybrid, for a CPU")
     options = parser.parse_args(argv)
     if options.small:
         options.tokens, options.documents, options.layers, options.random_weights = 256, 3, 4, True
+    if options.only is None:
+        options.only = ("parity", "lean", "profile", "parts")
+        options.only += ("reference",) * options.reference + ("fp8",) * (options.precision == "fp8")
+    if unknown := set(options.only) - set(SECTIONS):
+        parser.error(f"--only {','.join(sorted(unknown))}: choose from {', '.join(SECTIONS)}")
     if not options.random_weights:
         parser.error("say --random-weights: this measures speed and agreement, no trained weights are read")
     if not Path(config_folder(options.config), "config.json").is_file():

@@ -22,7 +22,7 @@ def measure(
     """Print milliseconds of every part of a delta layer and an attention layer, with rate or bandwidth."""
     layers = [read_layer(layer, config) for layer in decoder.layers[:4]]
     layout = Layout.of(row_lengths(row), device)
-    islands = target_islands.compiled() if device.type == "cuda" else target_islands.EAGER
+    islands = target_islands.fused() if device.type == "cuda" else target_islands.EAGER
     hidden = decoder.embed_tokens(row.ids.to(device)).detach()
     positions = layout.positions.expand(3, 1, -1)
     cos, sin = (t[0] for t in decoder.rotary_emb(hidden, positions))

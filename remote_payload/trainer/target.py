@@ -85,7 +85,7 @@ class Target:
         before any thread runs; on one device after the other. Raises Refusal."""
         if self.device.type == "cuda":
             self._compiled_length = len(row.ids)
-            self._features(row.ids, row_lengths(row), target_islands.proven(target_islands.compiled()))
+            self._features(row.ids, row_lengths(row), target_islands.proven(target_islands.fused()))
         self.features(row)
         self.features_alone(row.ids[: row_lengths(row)[0]])
 
@@ -108,7 +108,7 @@ class Target:
     def _features(self, ids: Tensor, lengths: Sequence[int], islands: Islands | None = None) -> Tensor:
         on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
         if islands is None:
-            islands = target_islands.compiled() if len(ids) == self._compiled_length else EAGER
+            islands = target_islands.fused() if len(ids) == self._compiled_length else EAGER
         with on_device, torch.no_grad():
             return self._engine(send(ids, self.device), Layout.of(lengths, self.device), islands)
 

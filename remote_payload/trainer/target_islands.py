@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -55,12 +55,20 @@ def attention_inputs(
     projected [T, …] holds queries (each followed by its gate if `gated`), then keys, then values; cos, sin
     [T, R] rotate the first R of the D dimensions.
     """
-    width = head_dim * (2 if gated else 1)
-    query = projected[:, : heads * width].unflatten(1, (heads, width))[..., :head_dim]
-    key = projected[:, heads * width :][:, : kv_heads * head_dim].unflatten(1, (kv_heads, head_dim))
+    query, key = attention_heads(projected, heads, kv_heads, head_dim, gated)
     if q_norm is not None and k_norm is not None:
         query, key = _normed(query, q_norm, eps, centred), _normed(key, k_norm, eps, centred)
     return _rotated(query, cos, sin), _rotated(key, cos, sin)
+
+
+def attention_heads(
+    projected: Tensor, heads: int, kv_heads: int, head_dim: int, gated: bool
+) -> tuple[Tensor, Tensor]:
+    """Views [T, heads, D] and [T, kv heads, D] of the columns that hold query and key."""
+    width = head_dim * (2 if gated else 1)
+    query = projected[:, : heads * width].unflatten(1, (heads, width))[..., :head_dim]
+    key = projected[:, heads * width :][:, : kv_heads * head_dim].unflatten(1, (kv_heads, head_dim))
+    return query, key
 
 
 def gate_output(seen: Tensor, projected: Tensor, gated: bool, eight_bit: bool) -> Activation:
@@ -90,7 +98,7 @@ def delta_inputs(
     taps], starts anew where `positions` does, so no kernel has to be told the borders; its SiLU, the split
     and the normalisation cost no pass of their own.
     """
-    keys, values = key_heads * key_dim, value_heads * value_dim
+    keys = key_heads * key_dim
     query, key, value = (
         causal_convolution(
             projected[:, first : first + heads * size].unflatten(1, (heads, size)),
@@ -103,16 +111,13 @@ def delta_inputs(
             (2 * keys, value_heads, value_dim),
         )
     )
-    gates = 2 * keys + 2 * values
-    b, a = projected[:, gates:].split(value_heads, dim=1)
-    decay = -a_log.float().exp() * F.softplus(a.float() + dt_bias.float())
-    return (
-        _unit(query),
-        _unit(key),
-        value,
-        decay,
-        b.sigmoid(),
-    )
+    return _unit(query), _unit(key), value, *delta_gates(projected, a_log, dt_bias, value_heads)
+
+
+def delta_gates(projected: Tensor, a_log: Tensor, dt_bias: Tensor, value_heads: int) -> tuple[Tensor, Tensor]:
+    """Log decay fp32 and beta, [T, value heads], of the last columns, b then a."""
+    b, a = projected[:, -2 * value_heads :].split(value_heads, dim=1)
+    return -a_log.float().exp() * F.softplus(a.float() + dt_bias.float()), b.sigmoid()
 
 
 def delta_output(
@@ -195,6 +200,39 @@ def compiled() -> Islands:
             for field in fields(Islands)
         }
     )
+
+
+@functools.cache
+def fused() -> Islands:
+    """`compiled`, and what `gpu.heads` does better; one set for all CUDA devices."""
+    from trainer.gpu import heads as kernels
+
+    gates = torch.compile(delta_gates, dynamic=False, fullgraph=True)
+
+    def delta_inputs(
+        projected: Tensor, convolution: Tensor, positions: Tensor, a_log: Tensor, dt_bias: Tensor,
+        key_heads: int, key_dim: int, value_heads: int, value_dim: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        convolved = functools.partial(kernels.convolved_heads, projected, convolution, positions)
+        keys = key_heads * key_dim
+        return (
+            convolved(0, key_heads, key_dim, unit=True),
+            convolved(keys, key_heads, key_dim, unit=True),
+            convolved(2 * keys, value_heads, value_dim, unit=False),
+            *gates(projected, a_log, dt_bias, value_heads),
+        )
+
+    def attention_inputs(
+        projected: Tensor, cos: Tensor, sin: Tensor, q_norm: Tensor | None, k_norm: Tensor | None,
+        eps: float, centred: bool, heads: int, kv_heads: int, head_dim: int, gated: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        query, key = attention_heads(projected, heads, kv_heads, head_dim, gated)
+        return (
+            kernels.rotated_heads(query, cos, sin, q_norm, eps, centred),
+            kernels.rotated_heads(key, cos, sin, k_norm, eps, centred),
+        )
+
+    return replace(compiled(), delta_inputs=delta_inputs, attention_inputs=attention_inputs)
 
 
 PROVEN_CALLS = 2  # of each island: 27B layers repeat, and an eager call at full size takes 20 ms

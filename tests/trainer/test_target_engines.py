@@ -208,6 +208,7 @@ def test_compiled_islands_are_whole_graphs_one_each_and_compile_no_more(monkeypa
     """Whatever the number of layers, and never for another length. What inductor makes of the graphs is
     compared on a GPU, by `warm_up` itself."""
     monkeypatch.setattr(Target, "warm_up", lambda self, row: setattr(self, "_compiled_length", len(row.ids)))
+    monkeypatch.setattr(target_islands, "fused", target_islands.compiled)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     target_islands.compiled.cache_clear()
     made = target(model("qwen3.5"))
