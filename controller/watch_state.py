@@ -77,6 +77,7 @@ class Seen:
                 **log,
                 "bytes": told["bytes"],
                 "mtime": told["mtime"],
+                "growth": told.get("growth"),
                 "tail": [*tail, *fresh][-TAIL:],
             }
 

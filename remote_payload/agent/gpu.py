@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import select
 import subprocess
 import time
@@ -17,7 +18,7 @@ from agent import procs
 from agent.files import number, read_json, remove_quietly, write_json
 
 # nvidia-smi's name -> ours; whole numbers unless listed in _TEXT or _FLOAT
-FIELDS = {
+_PLAIN = {
     "index": "index",
     "name": "name",
     "driver_version": "driver",
@@ -28,10 +29,31 @@ FIELDS = {
     "power.draw": "power_w",
     "power.limit": "power_limit_w",
 }
+# One unknown name spoils the whole answer, so a driver is asked in turn for all, for all by the name that 535
+# gave it (until now it understands the old one too), and for what every driver has.
+_HEALTH = {"ecc.errors.uncorrected.volatile.total": "ecc_uncorrectable"}
+_DIALECTS = (
+    {**_PLAIN, **_HEALTH, "clocks_throttle_reasons.active": "throttle"},
+    {**_PLAIN, **_HEALTH, "clocks_event_reasons.active": "throttle"},
+    _PLAIN,
+)
+_UNKNOWN = "is not a valid field"
 _TEXT = ("name", "driver")
 _FLOAT = ("power_w", "power_limit_w")
+_FAULT = re.compile(r"\[(GPU is lost|GPU requires reset|Unknown Error)\]", re.IGNORECASE)
+# nvml.h, nvmlClocksEventReason*, by bit, named as in the XML of `nvidia-smi -q -x`
+_REASONS = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+)
 DEVICES = "/dev/nvidia"
-TABLE = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
 
 
 class Reply(NamedTuple):
@@ -50,9 +72,14 @@ class Query(NamedTuple):
     known: Reply | None
     deadline: float
     mark: str
+    dialect: int = 0
 
 
-def ask(run_root: str, deadline_s: float, argv: Sequence[str] = TABLE) -> Query:
+def table(dialect: int = 0) -> tuple[str, ...]:
+    return ("nvidia-smi", f"--query-gpu={','.join(_DIALECTS[dialect])}", "--format=csv,noheader,nounits")
+
+
+def ask(run_root: str, deadline_s: float, argv: Sequence[str] = table()) -> Query:
     """Start a program that talks to the driver and return at once, so that other looks go on beside it."""
     program, deadline = argv[0], time.monotonic() + deadline_s
     mark = os.path.join(run_root, f"{program}.json")
@@ -104,9 +131,13 @@ def reply(query: Query) -> Reply:
 
 
 def answer(query: Query) -> dict[str, Any]:
-    """`{status, detail, rows[]}` of a query for TABLE."""
+    """`{status, detail, rows[]}` of a query for `table()`."""
     said = reply(query)
-    rows = [_row(line) for line in said.text.splitlines() if line.strip()]
+    if said.status == "error" and _UNKNOWN in said.detail and query.dialect + 1 < len(_DIALECTS):
+        left, dialect = max(1.0, query.deadline - time.monotonic()), query.dialect + 1
+        again = ask(os.path.dirname(query.mark), left, table(dialect))
+        return answer(again._replace(dialect=dialect))
+    rows = [_row(line, _DIALECTS[query.dialect]) for line in said.text.splitlines() if line.strip()]
     return {"status": said.status, "detail": said.detail, "rows": rows}
 
 
@@ -120,17 +151,26 @@ def _without_program(program: str) -> Reply:
     return Reply("absent", "no NVIDIA GPU in this container")
 
 
-def _row(line: str) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name, value in zip(FIELDS.values(), line.split(", ")):  # noqa: B905 - strict= came with 3.10
+def _row(line: str, fields: dict[str, str]) -> dict[str, Any]:
+    """`fault` is the driver's word on a GPU that it cannot ask any more; `throttle` lists what slows it."""
+    fault = _FAULT.search(line)
+    row: dict[str, Any] = {"fault": fault[1] if fault else None, "throttle": None, "ecc_uncorrectable": None}
+    for name, value in zip(fields.values(), line.split(", ")):  # noqa: B905 - strict= came with 3.10
         if name in _TEXT:
             row[name] = value.strip()
             continue
         try:
-            row[name] = float(value) if name in _FLOAT else int(float(value))
+            if name == "throttle":
+                row[name] = _reasons(int(value, 16))
+            else:
+                row[name] = float(value) if name in _FLOAT else int(float(value))
         except ValueError:
             row[name] = None  # "[N/A]" or "[Unknown Error]"
     return row
+
+
+def _reasons(bits: int) -> list[str]:
+    return [name for place, name in enumerate(_REASONS) if bits >> place & 1]
 
 
 def _give_up(query: Query, child: subprocess.Popen[bytes]) -> Reply:

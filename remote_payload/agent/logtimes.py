@@ -7,6 +7,8 @@ import time
 
 NAME = "log.times"
 EVERY_S = 5.0
+GROWTH_S = 300.0  # how far `growth` looks back
+_TIMES_TAIL = 4096  # bytes of the notes: more than five minutes
 _LINE_LIMIT = 64 * 1024  # bytes looked through for the beginning of a line
 
 
@@ -30,6 +32,27 @@ class Writer:
                 self.size = size
         except OSError:
             pass
+
+
+def growth(run_dir: str, now: float) -> dict[str, float] | None:
+    """`{bytes, seconds}`: what the log grew by over the last five minutes; None where too little is noted."""
+    try:
+        with open(os.path.join(run_dir, NAME), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TIMES_TAIL))
+            lines = file.read(_TIMES_TAIL).decode("ascii", "replace").split("\n")
+    except OSError:
+        return None
+    noted: list[tuple[float, int]] = []
+    for line in lines[:-1]:  # the last is empty, or being written
+        at, _, size = line.partition(" ")
+        try:
+            noted.append((float(at), int(size)))
+        except ValueError:
+            continue
+    recent = [each for each in noted if now - each[0] <= GROWTH_S]
+    if len(recent) < 2:
+        return None
+    return {"bytes": recent[-1][1] - recent[0][1], "seconds": now - recent[0][0]}
 
 
 def offset(run_dir: str, since: float) -> int | None:

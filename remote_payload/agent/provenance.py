@@ -27,7 +27,7 @@ def record(run_dir: str, release_dir: str, python: str, recipe: Json, gpus: Json
         "recipe": recipe.get("values"),
         "packages": packages,
         "environment": hashlib.sha256(lock).hexdigest()[:16],
-        "gpus": _gpus(gpus),
+        "gpus": gpu_facts(gpus),
         "machine": _machine(),
     }
     write_json(os.path.join(run_dir, NAME), facts)
@@ -55,7 +55,8 @@ def note_source(release_dir: str, given: Any) -> None:
         write_json(path, {**manifest, "source": given})
 
 
-def _gpus(gpus: Json) -> Json:
+def gpu_facts(gpus: Json) -> Json:
+    """`{status, count, names{model: count}, driver}` of the table of GPUs."""
     rows = gpus.get("rows") or []
     names = [str(row.get("name")) for row in rows]
     drivers = sorted({str(row.get("driver")) for row in rows})

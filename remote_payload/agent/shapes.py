@@ -8,7 +8,16 @@ from typing import Any
 # A shape is a kind (float stands for any finite number), a list of one shape, or an object whose named
 # values have shapes; an object's other values pass as they are.
 _PLACE = {"run": str, "step": float, "path": str}
-RECORD = {"id": str, "created": float, "release": str, "recipe": str, "resume_from": _PLACE}
+_SIDES = {"targets": float, "drafters": float}
+_COSTS = {"target": float, "drafter": float}
+RECORD = {
+    "id": str,
+    "created": float,
+    "release": str,
+    "recipe": str,
+    "resume_from": _PLACE,
+    "gpus": {"count": float, "names": {}, "driver": str},
+}
 STATE = {
     "pid": int,
     "phase": str,
@@ -16,7 +25,21 @@ STATE = {
     "last_checkpoint": _PLACE,
     "notes": [str],
     "kernels": {"slow": [str]},
-    "compile": {"count": float, "seconds": float, "active": bool, "budget_s": float},
+    "compile": {
+        "count": float,
+        "seconds": float,
+        "active": bool,
+        "moved_at": float,
+        "budget_s": float,
+        "fallbacks": [str],
+    },
+    "topology": str,
+    "pipeline": {
+        **dict.fromkeys(("split", "starving", "advice"), str),
+        "gain": float,
+        "wait": _SIDES,
+        "row_s": _COSTS,
+    },
     **dict.fromkeys(("phase_since", "training_since", "heartbeat", "progress_at"), float),
     **dict.fromkeys(("step", "steps", "step_time_s", "tokens_per_s", "loss", "tau"), float),
 }

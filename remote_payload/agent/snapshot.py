@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from agent import gpu, lock, procs, releases, runs, shapes, tmux
+from agent import baseline, gpu, kernel_log, lock, logtimes, procs, releases, runs, shapes, tmux
 from agent.call import Args, Call, Roots
 from agent.files import last_traceback, number, read_json, tail_lines, tail_objects, tree_bytes
 
@@ -44,6 +44,7 @@ def run(call: Call) -> dict[str, Any]:
         "disks": disks(roots),
         "shm": disk("/dev/shm"),
         "lock": lock.owner(roots.run),
+        "xids": kernel_log.xids(),
     }
     facts["gpus"] = gpu.answer(question)
     ours = {proc.pid for found in marked.values() for proc in found}
@@ -96,19 +97,20 @@ def _run(
     def read(name: str, shape: dict[str, Any]) -> Any:
         return shapes.sound(read_json(os.path.join(path, name)), shape)
 
-    state = read("state.json", shapes.STATE)
+    record, state = read("run.json", shapes.RECORD), read("state.json", shapes.STATE)
     lines = tail_objects(os.path.join(path, "metrics.jsonl"), args["metrics_lines"])
     metrics = [shapes.sound(line, shapes.METRICS) for line in lines]
     return {
         "id": run_id,
-        "record": read("run.json", shapes.RECORD),
+        "record": record,
         "state": state,
         "exit": read("exit.json", shapes.EXIT),
         "stop": read("stop.json", shapes.STOP),
         "metrics": [line for line in metrics if line.get("step") is not None],
         "checkpoints": checkpoints(path),
         "processes": processes(marked.get(path, []), state),
-        "log": _log(os.path.join(path, "train.log"), args["log_lines"]),
+        "log": _log(path, args["log_lines"]),
+        "baseline": baseline.best(path, record),
         "tmux": tmux.has_session(roots.run, run_id),
     }
 
@@ -137,7 +139,8 @@ def processes(found: list[procs.Proc], state: dict[str, Any] | None) -> list[dic
     ]
 
 
-def _log(path: str, lines: int) -> dict[str, Any] | None:
+def _log(run_dir: str, lines: int) -> dict[str, Any] | None:
+    path = os.path.join(run_dir, "train.log")
     try:
         facts = os.stat(path)
     except OSError:
@@ -146,6 +149,7 @@ def _log(path: str, lines: int) -> dict[str, Any] | None:
         "path": path,
         "bytes": facts.st_size,
         "mtime": facts.st_mtime,
+        "growth": logtimes.growth(run_dir, time.time()),
         "tail": [line[:LINE_CHARS] for line in tail_lines(path, lines)],
         "traceback": last_traceback(path),
     }

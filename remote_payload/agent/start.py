@@ -156,6 +156,7 @@ def launch(call: Call, plan: Plan) -> Json:
         "grace_s": runs.DEFAULT_GRACE_S if args["grace_s"] is None else args["grace_s"],
         "config_hash": plan.recipe.get("config_hash"),
         "versions": versions,
+        "gpus": provenance.gpu_facts(gpus),
     }
     try:
         provenance.record(run_dir, plan.release_dir, plan.python, plan.recipe, gpus)

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from agent import loglimit, logtimes, procs, runs
+from agent import baseline, loglimit, logtimes, procs, runs
 from agent.files import read_json, tail_lines, tail_offset
 
 POLL_S = 0.2
@@ -52,13 +52,17 @@ def main(run_dir: str) -> int:
             runs.write_exit(run_dir, {"code": 127, "signal": None, "reason": "crashed", "detail": words})
             return 1
     pane, clock, limit = Pane(log), logtimes.Writer(run_dir), loglimit.Limiter(log)
+    speed = baseline.Keeper(run_dir, record)
     while trainer.poll() is None:
         pane.show()
         if clock.due():
             clock.note()
             limit.enforce()
+        if speed.due():
+            speed.note()
         time.sleep(POLL_S)
     pane.show()
+    speed.note()
     runs.write_exit(run_dir, judge_exit(run_dir, trainer.returncode))
     return 0
 

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from agent import gpu, lock, metrics, procs, runs, shapes, snapshot
+from agent import gpu, kernel_log, lock, logtimes, metrics, procs, runs, shapes, snapshot
 from agent.call import Args, Call, Json
 from agent.files import number, read_json
 from agent.frames import ReaderGone
@@ -126,14 +126,21 @@ class _Watch:
         now = time.monotonic()
         if now - self.disk_at >= DISK_EVERY_S:
             self.disk_at = now
-            facts.update(disks=snapshot.disks(self.roots), shm=snapshot.disk("/dev/shm"))
+            facts.update(
+                disks=snapshot.disks(self.roots), shm=snapshot.disk("/dev/shm"), xids=kernel_log.xids()
+            )
         table = self._gpus(now)
         return facts if table is None else {**facts, "gpus": table}
 
     def _log(self) -> Json:
         lines = [line.decode("utf-8", "replace") for line in self.log.lines()]
         shown = [line.rstrip("\r").rpartition("\r")[2][: snapshot.LINE_CHARS] for line in lines]
-        return {"bytes": self.log.size, "mtime": self.log.mtime, "tail": [line for line in shown if line]}
+        return {
+            "bytes": self.log.size,
+            "mtime": self.log.mtime,
+            "growth": logtimes.growth(os.path.dirname(self.log.path), time.time()),
+            "tail": [line for line in shown if line],
+        }
 
     def _gpus(self, now: float) -> Json | None:
         """The GPU table when it is there; `nvidia-smi` runs beside the looks, which never wait for it."""

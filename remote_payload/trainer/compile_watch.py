@@ -84,6 +84,7 @@ class CompileWatch:
         self._seconds = 0.0
         self._since: float | None = None
         self._threads: set[int] = set()
+        self._moved_at: float | None = None
         self._limits = _LimitHandler()
         self._started = False
 
@@ -110,14 +111,17 @@ class CompileWatch:
                 callbacks.remove(mine)
 
     def snapshot(self) -> dict[str, Any]:
-        """`count` of episodes begun, `seconds` in them, whether one is `active`, `threads` that compiled."""
+        """`count` of episodes begun, `seconds` in them, whether one is `active`, `moved_at` (epoch seconds)
+        when the last one began or ended, `threads` that compiled, `fallbacks`: what runs eagerly now."""
         with self._lock:
             running = 0.0 if self._since is None else time.perf_counter() - self._since
             return {
                 "count": self._count,
                 "seconds": self._seconds + running,
                 "active": self._since is not None,
+                "moved_at": self._moved_at,
                 "threads": len(self._threads),
+                "fallbacks": [str(hit) for hit in self.limit_hits()],
             }
 
     def grew_since(self, mark: dict[str, Any]) -> bool:
@@ -131,11 +135,12 @@ class CompileWatch:
     def _on_start(self, _: Any) -> None:
         with self._lock:
             self._count += 1
-            self._since = time.perf_counter()
+            self._since, self._moved_at = time.perf_counter(), time.time()
             self._threads.add(threading.get_ident())
 
     def _on_end(self, _: Any) -> None:
         with self._lock:
+            self._moved_at = time.time()
             if self._since is not None:  # None: that compile began before start()
                 self._seconds += time.perf_counter() - self._since
                 self._since = None

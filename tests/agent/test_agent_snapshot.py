@@ -118,6 +118,9 @@ def test_gpu_rows_have_numbers_and_null_where_the_driver_has_none(box):
         "temperature_c": 61,
         "power_w": 640.25,
         "power_limit_w": 700.0,
+        "ecc_uncorrectable": None,
+        "throttle": None,
+        "fault": None,
     }
     assert gpus["rows"][1]["memory_used_mib"] is None and gpus["rows"][1]["power_w"] is None
 

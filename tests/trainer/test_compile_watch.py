@@ -24,7 +24,8 @@ def watch() -> Iterator[CompileWatch]:
 
 
 def test_nothing_compiled_reads_as_nothing(watch: CompileWatch) -> None:
-    assert watch.snapshot() == {"count": 0, "seconds": 0.0, "active": False, "threads": 0}
+    nothing = {"count": 0, "seconds": 0.0, "active": False, "moved_at": None, "threads": 0, "fallbacks": []}
+    assert watch.snapshot() == nothing
     assert not watch.grew_since(watch.snapshot())
     assert watch.limit_hits() == []
 
@@ -72,6 +73,9 @@ def test_a_compile_in_one_thread_is_seen_from_another_while_it_runs(watch: Compi
         thread.join()
     after = watch.snapshot()
     assert not after["active"] and after["seconds"] > later["seconds"]
+    assert before["moved_at"] is None and after["moved_at"] > during["moved_at"], (
+        "a stuck compile moves nothing"
+    )
     assert watch.grew_since(during)  # a step that began in the middle of a compile is no measure either
     assert not watch.grew_since(after)
 
@@ -106,6 +110,7 @@ def test_a_recompile_limit_that_is_hit_is_named_with_function_and_reason(watch: 
     assert (hit.limit, hit.value) == ("recompile_limit", "2")
     assert "'doomed'" in hit.function and "size mismatch at index 0" in hit.reason
     assert str(hit).startswith("'doomed'") and "hit recompile_limit=2 and runs eager" in str(hit)
+    assert watch.snapshot()["fallbacks"][0] == str(hit)
 
 
 def test_a_stopped_watch_keeps_its_figures_and_counts_no_more(watch: CompileWatch) -> None:

@@ -49,9 +49,10 @@ class Training:
                 time.sleep(self.recipe["step_s"])
                 self.step += 1
                 print(f"step {self.step}")
-                metrics.write(
-                    json.dumps({"step": self.step, "loss": 1 / self.step, "time": time.time()}) + "\n"
-                )
+                line = {"step": self.step, "loss": 1 / self.step, "time": time.time()}
+                if "tokens" in self.recipe:
+                    line |= {"tokens": self.recipe["tokens"], "step_s": 1.0, "compile": False}
+                metrics.write(json.dumps(line) + "\n")
                 metrics.flush()
                 if self.recipe.get("save_every") and self.step % self.recipe["save_every"] == 0:
                     self.checkpoint()
