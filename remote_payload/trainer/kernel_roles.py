@@ -69,12 +69,15 @@ def _attention(config: Any, python: str, sliding: bool) -> Role:
 
         return packed_ops.varlen_attention, varlen_attn
 
+    def load_by_document() -> tuple[Call, Callable[..., Any]]:
+        return packed_ops.long_document_attention, packed_ops.long_document_attention
+
     return Role(
         "attention",
         packed_ops.document_attention,
         packed_ops.document_attention,
         F.scaled_dot_product_attention,
-        (Candidate("torch", load),),
+        (Candidate("torch", load), Candidate("torch", load_by_document)),
         sample,
         f"it needs a GPU of the Ampere generation or newer and {python} -m pip install 'torch>=2.10'",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from trainer import packed_ops
 from trainer.data import Document, pack
 from trainer.packed_ops import document_attention, document_recurrence
 from trainer.packing import CHUNK, Layout, row_lengths
@@ -72,6 +73,36 @@ def test_attention_over_documents_is_masked_attention(window):
     scores = torch.einsum("qhd,khd->hqk", q, shared[0]) * 0.3
     weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
     assert torch.allclose(found, torch.einsum("hqk,khd->qhd", weights, shared[1]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "window", "packed"),
+    [
+        ((1100, 1024, 1500, 1200), None, [1]),  # the last one's slice would leave the row
+        ((4900, 60, 40, 1, 120), None, [4]),  # the last four would
+        ((2048, 1024), None, []),
+        ((900, 900, 900), None, [3]),  # too short for one at a time
+        ((1100, 2000), 5000, [1]),
+        ((1100, 2000), 64, [2]),
+    ],
+)
+def test_long_documents_by_themselves_see_what_masked_attention_shows_them(
+    lengths, window, packed, monkeypatch
+):
+    """The packed kernel needs a GPU: the reference stands for it, and which documents it got is told."""
+    given = []
+
+    def instead(q, k, v, row, scale, window):
+        given.append(len(row.lengths))
+        assert row.cu_seqlens.diff().tolist() == list(row.lengths) and len(q) == sum(row.lengths)
+        return document_attention(q, k, v, row, scale, window)
+
+    monkeypatch.setattr(packed_ops, "varlen_attention", instead)
+    layout, total = Layout.of(lengths, CPU), sum(lengths)
+    q, k, v = drawn(total, 4, 8), drawn(total, 2, 8), drawn(total, 2, 9)[..., :8]
+    found = packed_ops.long_document_attention(q, k, v, layout, 0.3, window)
+    assert torch.allclose(found, document_attention(q, k, v, layout, 0.3, window), atol=1e-5)
+    assert given == packed
 
 
 def test_recurrence_starts_anew_at_each_border():
