@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from controller import mirror, progress, words
@@ -18,6 +18,7 @@ from controller.verdict import Verdict, judge
 Json = dict[str, Any]
 
 _LOOK = Deadline(total=120.0)
+_SAME_LOOK_S = 5.0
 _SMOOTH = 20  # steps over which a loss is averaged: one step's is noise
 
 
@@ -47,7 +48,7 @@ class Figures:
     best_tau: float | None
     best_step: int | None
     seconds: float | None
-    word: str = field(default="")
+    word: str
 
 
 def args(ids: Sequence[str] = (), *, limit: int = 20, detail: bool = False, points: int = 64) -> Json:
@@ -62,8 +63,8 @@ def look(
     A box that cannot be reached is answered from memory, if there is any. Raises NotRunning for a run that
     neither knows, and what kept us from looking. `points`: rows of the curves that `detail` adds.
     """
-    wishes = {**args(ids, limit=limit, detail=detail, points=points), "without": mirror.with_provenance(box)}
     remembered = mirror.read(box)
+    wishes = {**args(ids, limit=limit, detail=detail, points=points), "without": _known(remembered)}
     try:
         answer = call(box, "runs", wishes, deadline=_LOOK)
     except (Unreachable, NotRunning) as error:
@@ -85,6 +86,11 @@ def look(
     return History(found, answer["now"], answer["total"])
 
 
+def _known(remembered: list[Json]) -> list[str]:
+    """`id@created` of the runs whose provenance is here: it never changes, so it need not travel again."""
+    return [f"{each['id']}@{each['record']['created']}" for each in remembered if each.get("provenance")]
+
+
 def _completed(entry: Json, remembered: list[Json]) -> Json:
     """With the provenance that did not travel because it is here."""
     if "provenance" in entry:
@@ -98,23 +104,28 @@ def _recall(run_id: str, remembered: list[Json]) -> Json | None:
     return next((each for each in remembered if each["id"] == run_id), None)
 
 
-def remember(box: Box, run: Json) -> None:
-    """Keep what a snapshot says of its run, without its log and without its environment."""
+def remember(box: Box, run: Json, word: str) -> None:
+    """Keep what a snapshot says of its run and the verdict on it, without its log and its environment."""
     record = {key: value for key, value in (run.get("record") or {}).items() if key not in ("env", "argv")}
     kept = ("id", "state", "exit", "stop", "processes", "checkpoints")
     entry = {**{key: run.get(key) for key in kept}, "record": record}
+    entry["verdict"] = {"word": word, "at": time.time()}
     mirror.keep(box, [{**entry, "metrics": (run.get("metrics") or [])[-progress.WINDOW :]}])
 
 
-def last_seen(box: Box) -> str:
-    """`last seen healthy at step 812 of r-0007, 5m ago`, or empty: by this machine's clock alone."""
+def last_seen(box: Box) -> Json | None:
+    """`word run step age_s` of the newest run that was seen, by this machine's clock alone; None without."""
     newest = next(iter(mirror.read(box)), None)
     if newest is None:
-        return ""
-    word, step = verdict_of(newest, None).word, progress.of(newest).step
-    return (
-        f"last seen {word} at step {step} of {newest['id']}, {words.age(time.time() - newest['seen_at'])} ago"
-    )
+        return None
+    seen_at, judged = newest["seen_at"], newest.get("verdict") or {}
+    fresh = judged.get("at", 0.0) >= seen_at - _SAME_LOOK_S  # a later look may have been at the records alone
+    return {
+        "word": judged["word"] if fresh else verdict_of(newest, None).word,
+        "run": newest["id"],
+        "step": progress.of(newest).step,
+        "age_s": max(0.0, time.time() - seen_at),
+    }
 
 
 def verdict_of(entry: Json, now: float | None) -> Verdict:

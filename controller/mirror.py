@@ -53,11 +53,6 @@ def read(box: Box) -> list[Json]:
     return sorted(whole, key=lambda entry: float(entry["record"]["created"]), reverse=True)
 
 
-def with_provenance(box: Box) -> list[str]:
-    """`id@created` of the runs whose provenance is here: it never changes, so it need not travel again."""
-    return [f"{each['id']}@{each['record']['created']}" for each in read(box) if each.get("provenance")]
-
-
 def _read(path: Path) -> Json:
     try:
         value = json.loads(path.read_text("utf-8"))
