@@ -51,7 +51,7 @@ def _engine(
     outputs: list[Tensor] = []
     cos, sin = _rotation(decoder, hidden, layout)
     state = RowState(layout, cos, sin, EAGER, operators.attention, operators.recurrence)
-    target_layers.run([read_layer(layer, config)], hidden, state, lambda index, x: outputs.append(x))
+    target_layers.run([read_layer(layer, config)], hidden.clone(), state, lambda index, x: outputs.append(x))
     return outputs[0]
 
 

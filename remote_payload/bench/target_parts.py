@@ -72,9 +72,16 @@ def _layer(layer: Layer, hidden: Tensor, state: RowState, timed: Callable[..., N
         read = state.recurrence(*given, state.layout)
         ending = (read, projected, mixer.norm.weight, mixer.norm.eps, len(mixer.convolution), False)
         timed("delta_output island", lambda: islands.delta_output(*ending), bytes_=3 * read.nbytes)
-        product("delta out", mixer.output, islands.delta_output(*ending))
+        ready = islands.delta_output(*ending)
     elif isinstance(mixer, SoftmaxMixer):
-        _attention(mixer, normed, state, timed, product)
+        ready = _attention(mixer, normed, state, timed, product)
+    product("mixer out", mixer.output, ready)
+    total = hidden.clone()
+    timed(
+        "mixer out, summed in place",
+        lambda: mixer.output.added(total, ready),
+        flops=2 * len(ready) * mixer.output.weight.numel(),
+    )
     summed = (hidden, normed, norm.weight, norm.eps, norm.centred, False)
     timed("add_norm island", lambda: islands.add_norm(*summed), bytes_=4 * unit)
     gate_up = product("gate and up", layer.gate_up, normed)
@@ -88,7 +95,7 @@ def _attention(
     state: RowState,
     timed: Callable[..., None],
     product: Callable[..., Tensor],
-) -> None:
+) -> Tensor:
     islands, heads, size = state.islands, mixer.heads, mixer.head_dim
     projected = product("attention in", mixer.inputs, normed)
     q_norm, k_norm = mixer.q_norm, mixer.k_norm
@@ -107,7 +114,7 @@ def _attention(
     seen = state.attention(*given)
     ending = (seen, projected, mixer.gated, False)
     timed("gate_output island", lambda: islands.gate_output(*ending), bytes_=3 * seen.nbytes)
-    product("attention out", mixer.output, islands.gate_output(*ending))
+    return islands.gate_output(*ending)
 
 
 def _convolutions(layer: Layer, hidden: Tensor, state: RowState) -> None:

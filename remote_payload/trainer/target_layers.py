@@ -38,6 +38,12 @@ class Product:
             return fp8.product(x, self.weight, self.bias, self.dtype)
         return F.linear(x, self.weight, self.bias)
 
+    def added(self, hidden: Tensor, x: Activation) -> tuple[Tensor, Tensor | None]:
+        """(hidden + y, None), summed by the product itself and in place; (hidden, y) where it cannot."""
+        if self.eight_bit or self.bias is not None:
+            return hidden, self(x)
+        return hidden.addmm_(x, self.weight.t()), None
+
 
 @dataclass(frozen=True)
 class Norm:
@@ -63,7 +69,8 @@ class SoftmaxMixer:
     scale: float
     window: int | None
 
-    def __call__(self, x: Activation, row: RowState) -> Tensor:
+    def __call__(self, x: Activation, row: RowState) -> Activation:
+        """What `output` reads."""
         projected = self.inputs(x)
         q_norm, k_norm = self.q_norm, self.k_norm
         query, key = row.islands.attention_inputs(
@@ -75,8 +82,8 @@ class SoftmaxMixer:
         value = projected[:, -self.kv_heads * self.head_dim :].unflatten(1, (self.kv_heads, self.head_dim))
         seen = row.attention(query, key, value, row.layout, self.scale, self.window)
         if not (self.gated or self.output.eight_bit):
-            return self.output(seen.flatten(1))
-        return self.output(row.islands.gate_output(seen, projected, self.gated, self.output.eight_bit))
+            return seen.flatten(1)
+        return row.islands.gate_output(seen, projected, self.gated, self.output.eight_bit)
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,8 @@ class DeltaMixer:
     value_heads: int
     value_dim: int
 
-    def __call__(self, x: Activation, row: RowState) -> Tensor:
+    def __call__(self, x: Activation, row: RowState) -> Activation:
+        """What `output` reads."""
         projected = self.inputs(x)
         given = row.islands.delta_inputs(
             projected, self.convolution, row.layout.positions, self.a_log, self.dt_bias,
@@ -102,10 +110,8 @@ class DeltaMixer:
         )  # fmt: skip
         read = row.recurrence(*given, row.layout)
         gate = self.convolution.shape[0]  # the columns after query, key and value
-        return self.output(
-            row.islands.delta_output(
-                read, projected, self.norm.weight, self.norm.eps, gate, self.output.eight_bit
-            )
+        return row.islands.delta_output(
+            read, projected, self.norm.weight, self.norm.eps, gate, self.output.eight_bit
         )
 
 
@@ -131,14 +137,14 @@ class RowState:
 
 
 def run(layers: Sequence[Layer], hidden: Tensor, row: RowState, tap: Callable[[int, Tensor], None]) -> None:
-    """Forward of hidden [T, H] through `layers`; `tap(i, x)` is shown the output of layer i, the whole
-    residual sum, and must copy what it keeps."""
+    """Forward of hidden [T, H], which is overwritten, through `layers`; `tap(i, x)` is shown the output of
+    layer i, the whole residual sum, and must copy what it keeps."""
     delta: Tensor | None = None  # what the last product adds to `hidden`; summed where the next norm reads it
     for index, layer in enumerate(layers):
         hidden, normed = _summed(hidden, delta, layer.before_mixer, layer.mixer.inputs, row.islands)
         if index:
             tap(index - 1, hidden)
-        delta = layer.mixer(normed, row)
+        hidden, delta = layer.mixer.output.added(hidden, layer.mixer(normed, row))
         hidden, normed = _summed(hidden, delta, layer.before_mlp, layer.gate_up, row.islands)
         delta = layer.down(row.islands.swiglu(layer.gate_up(normed), layer.down.eight_bit))
     tap(len(layers) - 1, hidden if delta is None else hidden + delta)
