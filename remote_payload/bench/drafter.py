@@ -172,8 +172,8 @@ class Bench:
         for compiled in compile_watch.compiles()[-made:] if made else ():
             say(f"   {compiled}")
         compile_watch.forbid_recompiles()
-        if self.on_gpu and made != islands.GRAPHS_PER_DEVICE:
-            raise AssertionError(f"{made} graphs, expected {islands.GRAPHS_PER_DEVICE}")
+        if self.on_gpu and made != islands.GRAPHS_PER_DRAFTER:
+            raise AssertionError(f"{made} graphs, expected {islands.GRAPHS_PER_DRAFTER}")
 
     def _steps(self) -> None:
         """Each step a row of other documents; the host may not wait for the device inside."""

@@ -161,11 +161,11 @@ class Bench:
         if not self.on_gpu:
             return
         fx_threads.forbid_dense_flex()
-        compiled, row = islands.compiled(self.everywhere[0]), self.rows.row(0)
+        row = self.rows.row(0)
         for part in (*dict.fromkeys(self.targets), *self.replicas):
             began, before = time.perf_counter(), compile_watch.graphs()
             if isinstance(part, Replica):
-                part.drafter.islands = compiled
+                part.drafter.islands = islands.compiled(part.device)
             part.warm_up(row)
             empty_cache(part.device)
             made = compile_watch.graphs() - before

@@ -10,13 +10,13 @@ import functools
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from trainer.masks import FlexMask, Mask
+from trainer.own_code import compile_own
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -108,22 +108,22 @@ class Islands:
 
 EAGER = Islands()
 
-# Graphs of a training step on one CUDA device: each island once, and two of them twice: a norm of the context
+# Graphs of a drafter's training step: each island once, and two of them twice: a norm of the context
 # and one of the frozen embeddings, a sum with these and one with a stream that carries gradients.
-GRAPHS_PER_DEVICE = 9
+GRAPHS_PER_DRAFTER = 9
 
 
 def compiled(device: torch.device) -> Islands:
-    """Fixed shapes only, so one graph each. On CPU just the loss, whose passes over the vocabulary are the
-    hot ones."""
-    return Islands(cross_entropy=_once(cross_entropy)) if device.type == "cpu" else all_compiled()
+    """A set for one drafter alone (own_code.py). Fixed shapes only, so one graph each. On CPU just the loss,
+    whose passes over the vocabulary are the hot ones."""
+    return Islands(cross_entropy=compile_own(cross_entropy)) if device.type == "cpu" else all_compiled()
 
 
 def all_compiled(backend: str = "inductor") -> Islands:
     """Every island compiled, attention by flex."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    once = functools.partial(_once, backend=backend)
+    once = functools.partial(compile_own, backend=backend)
     flex = once(flex_attention)
 
     def attend_flex(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
@@ -141,10 +141,6 @@ def all_compiled(backend: str = "inductor") -> Islands:
         attend=attend_flex,
         cross_entropy=once(cross_entropy),
     )
-
-
-def _once(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
-    return torch.compile(function, dynamic=False, fullgraph=True, backend=backend)
 
 
 def cpu_compiler() -> str | None:

@@ -67,13 +67,13 @@ class Replica:
         """Compile every graph that a step uses, forward and backward, and leave no trace in the weights.
 
         On CUDA this proves that nothing falls back: RuntimeError unless as many graphs were made as there are
-        islands (none for a second drafter on a card), and a step takes no more memory than memory.py expects.
+        islands (none when warmed up before), and a step takes no more memory than memory.py expects.
         """
         features = torch.zeros(len(row.ids), self.geometry.feature_size, device=self.device, dtype=self.dtype)
         before = compile_watch.graphs()
         self._loss(row, features).numerator.backward()
         if self.device.type == "cuda":
-            made, expected = compile_watch.graphs() - before, islands.GRAPHS_PER_DEVICE
+            made, expected = compile_watch.graphs() - before, islands.GRAPHS_PER_DRAFTER
             if made not in (0, expected):
                 told = "; ".join(map(str, compile_watch.compiles()[-made:]))
                 raise RuntimeError(f"the drafter compiled {made} graphs, expected {expected}: {told}")

@@ -194,7 +194,6 @@ class Session:
         wanted, reason = _compile_decision(self.recipe.compile, device)
         if wanted:
             fx_threads.forbid_dense_flex()
-            compiled = islands.compiled(device)
             row = self.order.row(self.start_step * self.recipe.rows_per_step)
             targets = dict.fromkeys(self.targets) if device.type == "cuda" else {}  # eager on the CPU
             parts: list[Target | Replica] = [*targets, *self.replicas]
@@ -202,7 +201,7 @@ class Session:
                 role = "target" if isinstance(part, Target) else f"drafter {part.rank}"
                 self._stage(f"{number} of {len(parts)}: {role} on {part.device}", "warming-up")
                 if isinstance(part, Replica):
-                    part.drafter.islands = compiled
+                    part.drafter.islands = islands.compiled(device)
                 part.warm_up(row)
                 empty_cache(part.device)
             seen = self.watch.snapshot()

@@ -218,9 +218,8 @@ def test_two_drafters_on_one_gpu_take_the_steps_of_the_cpu(tiny_release):
     torch.set_num_threads(1)  # Dynamo's guards look at it
     rig = Rig(tiny_release, *recipe, device=torch.device("cuda", 0))
     fx_threads.install()
-    compiled = islands.compiled(torch.device("cuda", 0))
     for replica in rig.replicas:
-        replica.drafter.islands = compiled
+        replica.drafter.islands = islands.compiled(replica.device)
         replica.warm_up(rig.order.row(0))
     compile_watch.forbid_recompiles()
     try:

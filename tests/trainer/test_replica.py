@@ -118,7 +118,7 @@ def test_compiled_islands_make_one_graph_each_and_rows_of_other_documents_none(
     made = replica(activation_checkpointing=checkpointing)
     made.drafter.islands = islands.all_compiled(backend="eager")
     made.warm_up(a_row(5)[0])
-    assert counters["stats"]["unique_graphs"] == islands.GRAPHS_PER_DEVICE
+    assert counters["stats"]["unique_graphs"] == islands.GRAPHS_PER_DRAFTER
 
     torch.compiler.set_stance("fail_on_recompile")
     for index in (0, 1):
@@ -130,7 +130,7 @@ def test_compiled_islands_make_one_graph_each_and_rows_of_other_documents_none(
     for index in range(2, 8):
         made.backward(*a_row(index))
         made.optimizer.step(index, 1.0)
-    assert counters["stats"]["unique_graphs"] == islands.GRAPHS_PER_DEVICE
+    assert counters["stats"]["unique_graphs"] == islands.GRAPHS_PER_DRAFTER
 
 
 @pytest.mark.gpu
