@@ -169,7 +169,7 @@ def attach(c: Context, print_: bool = False, run: str = "", box: Any = None, jso
 
 @_task(
     "box",
-    until="the verdict to wait for, such as finished (default: healthy)",
+    until="the verdict to wait for, such as finished, or several with commas (default: healthy)",
     timeout="seconds to wait at most (default: 600)",
     **_RUN,
     **_BOX,

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from controller import words
 from controller.checks import Check, Json, failed, ok, skipped, warning
 from controller.endpoint import Endpoint
-from controller.verdict import FULL_BYTES
 
 CONTAINER, PAYLOAD = "container", "payload"
 CONTAINER_CHECKS = ("agent", "tmux", "disk", "inodes", "/dev/shm")
 PAYLOAD_CHECKS = ("release", "python", "recipe", "model", "caches")
+FULL_BYTES = 2**20  # with less than this free even the small files of a run fail
 FEW_INODES = 20_000  # a compile cache alone takes thousands
 
 

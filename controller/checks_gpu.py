@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from controller import words
+from controller import gpu_words, words
 from controller.checks import Check, Json, failed, ok, skipped, warning
 from controller.endpoint import Endpoint
 
@@ -14,32 +14,7 @@ GPU_CHECKS = ("nodes", "driver", "count", "ecc", "xid", "throttle", "memory", "s
 CODE_CHECKS = ("cuda", "kernels", "tracing")
 BUSY_MIB = 1024  # a driver with persistence keeps a few hundred on an idle card
 DAY_S = 86400
-# NVIDIA's own numbers: those that speak of hardware or of the driver, and common ones of programs.
-_GRAVE_XIDS = {
-    48: "an uncorrectable memory error",
-    64: "a memory row could not be replaced",
-    74: "NVLink failed",
-    79: "the GPU has fallen off the bus",
-    95: "an uncontained memory error",
-    119: "the GPU's own processor does not answer",
-    120: "the GPU's own processor failed",
-}
-_XIDS = {
-    **_GRAVE_XIDS,
-    13: "a program's kernel failed",
-    31: "a program read or wrote where it must not",
-    43: "a program was stopped for an error of its own",
-    45: "a program ended while its work was on the GPU",
-    63: "a memory row was replaced",
-    94: "a memory error that cost one program",
-}
 _XID = re.compile(r"^\[\s*([\d.]+)\].*NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)")
-_SLOWDOWNS = {
-    "hw_thermal_slowdown": "too hot",
-    "sw_thermal_slowdown": "too hot",
-    "hw_power_brake_slowdown": "the power supply asks for less",
-    "hw_slowdown": "too hot or short of power",
-}
 _FIRST_NATIVE = (2, 14)  # the tracing flag is a thread's own from here on (pytorch PR 168999)
 
 
@@ -138,7 +113,7 @@ def _count(facts: Json, look: Json | None, endpoint: Endpoint, wanted: int | Non
 def _ecc(rows: list[Json], endpoint: Endpoint) -> Check:
     broken = [row for row in rows if row["remap_failed"]]
     if broken:
-        says = f"GPU {_indices(broken)}: a memory row could not be replaced"
+        says = f"GPU {gpu_words.indices(broken)}: a memory row could not be replaced"
         return failed(
             GPU, "ecc", says, "the card is to be replaced; leave it out: topology.devices in the recipe"
         )
@@ -149,8 +124,10 @@ def _ecc(rows: list[Json], endpoint: Endpoint) -> Check:
             "a row waits to be replaced": [row for row in wounded if row["remap_pending"]],
             "asks for a reset": [row for row in wounded if _wants_reset(row)],
         }
-        says = "; ".join(f"GPU {_indices(rows)}: {kind}" for kind, rows in kinds.items() if rows)
-        mend = f"invoke abort; then on {endpoint.host}: nvidia-smi --gpu-reset -i {_indices(wounded)}"
+        says = "; ".join(f"GPU {gpu_words.indices(rows)}: {kind}" for kind, rows in kinds.items() if rows)
+        mend = (
+            f"invoke abort; then on {endpoint.host}: nvidia-smi --gpu-reset -i {gpu_words.indices(wounded)}"
+        )
         return failed(GPU, "ecc", says, f"{mend}, or reboot it")
     if all(row["ecc_uncorrectable"] is None for row in rows):
         return ok(GPU, "ecc", "not counted on these cards")
@@ -171,9 +148,9 @@ def _xid(look: Json | None, endpoint: Endpoint) -> Check:
         return ok(GPU, "xid", "none in the host's kernel log")
     up = look["uptime_s"] or 0.0
     recent = [match for match in seen if up - float(match[1]) < DAY_S]
-    grave = [match for match in recent if int(match[3]) in _GRAVE_XIDS]
+    grave = [match for match in recent if int(match[3]) in gpu_words.GRAVE_XIDS]
     last = (grave or recent or seen)[-1]
-    meaning = _XIDS.get(int(last[3]), "NVIDIA's list of Xid errors explains it")
+    meaning = gpu_words.xid(int(last[3]))
     says = f"Xid {last[3]} of {last[2]} {words.age(up - float(last[1]))} ago: {meaning}"
     if grave:
         mend = f"on {endpoint.host}: dmesg | grep Xid; reset the card, or reboot {endpoint.host}"
@@ -184,20 +161,13 @@ def _xid(look: Json | None, endpoint: Endpoint) -> Check:
 
 
 def _throttle(rows: list[Json]) -> Check:
-    slowed = [row for row in rows if set(row["throttle"]) & _SLOWDOWNS.keys()]
+    slowed = gpu_words.slowed(rows)
     if slowed:
-        told = {reason for row in slowed for reason in row["throttle"]} & _SLOWDOWNS.keys()
-        causes = sorted({_SLOWDOWNS[reason] for reason in told - {"hw_slowdown"} or told})
-        hottest = max(
-            (row["temperature_c"] for row in slowed if row["temperature_c"] is not None), default=None
-        )
-        heat = "" if hottest is None else f", up to {hottest:.0f} C"
-        says = f"GPU {_indices(slowed)} slowed down: {' and '.join(causes)}{heat}"
         mend = "look at fans, room and power supplies; all GPUs wait for the slowest"
-        return warning(GPU, "throttle", says, mend)
+        return warning(GPU, "throttle", gpu_words.slowdown(slowed), mend)
     capped = [row for row in rows if "sw_power_cap" in row["throttle"]]
     if capped:
-        return ok(GPU, "throttle", f"GPU {_indices(capped)} at the power limit, as under full load")
+        return ok(GPU, "throttle", f"GPU {gpu_words.indices(capped)} at the power limit, as under full load")
     return ok(GPU, "throttle", "none slowed down")
 
 
@@ -209,7 +179,7 @@ def _memory(facts: Json, endpoint: Endpoint) -> Check:
     if not busy:
         return ok(GPU, "memory", f"free on {words.plural(len(rows), 'GPU')}; no run is alive")
     held = max(row["memory_used_mib"] for row in busy) * 2**20
-    says = f"GPU {_indices(busy)}: up to {words.size(held)} in use, though no run is alive"
+    says = f"GPU {gpu_words.indices(busy)}: up to {words.size(held)} in use, though no run is alive"
     if facts["stale"]:
         return warning(GPU, "memory", says, _kill(facts["stale"]))
     mend = f"nobody in this container holds it: on {endpoint.host}: fuser -v /dev/nvidia*"
@@ -301,7 +271,3 @@ def _tracing(facts: Json) -> Check:
         return failed(CODE, "tracing", "the release has no trainer/fx_threads.py", mend)
     side = "native: the flag is a thread's own" if native else "patched by the release: torch shares the flag"
     return ok(CODE, "tracing", f"{side} (torch {torch})")
-
-
-def _indices(rows: list[Json]) -> str:
-    return ",".join(str(row["index"]) for row in rows)

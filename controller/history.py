@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller import mirror, progress, words
+from controller import mirror, progress
 from controller.call import call
 from controller.deadline import Deadline
 from controller.errors import NotRunning, Unreachable

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 WINDOW = 50  # steady steps that a rate looks back on
+ETA_AFTER = 3  # steady steps: one or two are no forecast
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Tokens (real ones) per second, median seconds a step, seconds to the end; None until steady."""
+    """Tokens (real ones) per second, median seconds a step, seconds to the end; None until steady.
+
+    `steady_steps` of the last WINDOW neither compiled nor filled the queues, as a run's first step does.
+    """
 
     step: int
     steps: int
@@ -28,10 +32,10 @@ class Progress:
 
 
 def of(run: dict[str, Any]) -> Progress:
-    """The figures of a snapshot's `run`: its state, and its newest metrics lines without `compile: true`."""
+    """The figures of a snapshot's `run`: its state, and the newest of its steady steps."""
     state: dict[str, Any] = run.get("state") or {}
     metrics: list[dict[str, Any]] = run.get("metrics") or []
-    steady = [line for line in metrics if not line.get("compile") and line.get("step_s")][-WINDOW:]
+    steady = _steady(run)
     seconds = sum(line["step_s"] for line in steady)
     source: dict[str, Any] = (run.get("record") or {}).get("resume_from") or {}
     # A resumed run that still loads says step 0: it has the steps that it stands on.
@@ -45,7 +49,23 @@ def of(run: dict[str, Any]) -> Progress:
         steady_steps=len(steady),
         tokens_per_s=sum(line.get("tokens") or 0 for line in steady) / seconds if steady else None,
         step_s=statistics.median(line["step_s"] for line in steady) if steady else None,
-        eta_s=max(0, steps - step) * seconds / len(steady) if steady and steps else None,
+        eta_s=max(0, steps - step) * seconds / len(steady) if len(steady) >= ETA_AFTER and steps else None,
         loss=state["loss"] if state.get("loss") is not None else (losses[-1] if losses else None),
         tau=state["tau"] if state.get("tau") is not None else (taus[-1] if taus else None),
     )
+
+
+def after_first(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The newest metrics lines without that of the run's first step, whose time is that of filling queues."""
+    source: dict[str, Any] = (run.get("record") or {}).get("resume_from") or {}
+    first = (source.get("step") or 0) + 1
+    return [line for line in run.get("metrics") or [] if line["step"] != first]
+
+
+def rates(run: dict[str, Any]) -> list[float]:
+    """Tokens per second of each of the last steady steps."""
+    return [(line.get("tokens") or 0) / line["step_s"] for line in _steady(run)]
+
+
+def _steady(run: dict[str, Any]) -> list[dict[str, Any]]:
+    return [line for line in after_first(run) if not line.get("compile") and line.get("step_s")][-WINDOW:]

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from controller import progress, words
+from controller import causes, gpu_words, progress, words
 from controller.verdict import Verdict
 
 Json = dict[str, Any]
@@ -50,7 +50,7 @@ def screen(
             lines += more
         lines += _machine_lines(snapshot)
     quoted = [f"           | {_clean(line)}" for line in _quoted(verdict, snapshot, tail)]
-    ending = [f"  {'next':<9}{_next(verdict, snapshot)}"]
+    ending = list(_rows("next", _wrapped(_next(verdict, snapshot))))
     room = max(0, height - len(lines) - len(ending))
     lines = [*lines, *quoted[len(quoted) - min(room, len(quoted)) :]][: height - len(ending)]
     return "\n".join(_cut(line, width) for line in [*lines, *ending])
@@ -93,10 +93,13 @@ def _run_lines(snapshot: Json, run: Json, verdict: Verdict) -> Iterator[str]:
         yield from _rows("step", [bar])
     live = verdict.word in ("starting", "warming-up", "healthy", "degraded", "stalled")
     if pace.tokens_per_s is not None:
-        eta = f"   ETA {words.duration(pace.eta_s)}" if live and pace.eta_s is not None else ""
-        yield from _rows(
-            "rate", [f"{words.rate(pace.tokens_per_s)}   {words.duration(pace.step_s or 0)} a step{eta}"]
-        )
+        parts = [words.rate(pace.tokens_per_s), f"{words.duration(pace.step_s or 0)} a step"]
+        if live and pace.eta_s is not None:
+            parts.append(f"ETA {words.duration(pace.eta_s)}")
+        share = causes.against_baseline(run)
+        if share is not None:
+            parts.append(f"{100 * share:.0f} % of the baseline, {run['baseline']['run']}'s")
+        yield from _rows("rate", ["   ".join(parts)])
     elif live:
         yield from _rows("rate", ["ETA after warm-up"])
     flow = (run.get("state") or {}).get("pipeline")
@@ -198,7 +201,17 @@ def _gpu_row(row: Json) -> str:
     power = f"{cell('power_w', '{:.0f}')}/{cell('power_limit_w', '{:.0f}')} W"
     util, temperature = cell("utilization_pct", "{:.0f} %"), cell("temperature_c", "{:.0f} C")
     left = f"{row.get('index', '?'):>2}   {memory:>10}   {util:>5}   {temperature:>4}"
-    return f"{left}   {power:<10}   {str(row.get('name') or '').removeprefix('NVIDIA ')}"
+    name = str(row.get("name") or "").removeprefix("NVIDIA ")
+    return f"{left}   {power:<10}   {_ailment(row) or name}"
+
+
+def _ailment(row: Json) -> str:
+    """What is wrong with a GPU, in the place of its name."""
+    if row.get("fault"):
+        return str(row["fault"])
+    if row.get("ecc_uncorrectable"):
+        return "memory errors"
+    return "slowed down" if gpu_words.slowed([row]) else ""
 
 
 def _disk(disk: Json) -> str:

@@ -42,10 +42,12 @@ def look(box: Box, run_id: str = "", *, log_lines: int = 12) -> tuple[Verdict, d
     except NotRunning as error:
         if error.kind != "container-stopped":
             raise
-        return judge(None, why=error.message, mend=error.hint, container_off=True), None
+        last = history.last_seen(box)
+        return judge(None, why=error.message, mend=error.hint, last=last, container_off=True), None
+    verdict = judge(snapshot, gpus=box.gpus)
     if snapshot.get("run"):
-        history.remember(box, snapshot["run"])
-    return judge(snapshot, gpus=box.gpus), snapshot
+        history.remember(box, snapshot["run"], verdict.word)
+    return verdict, snapshot
 
 
 def run(box: Box, console: Console, *, run_id: str = "") -> Outcome:

@@ -6,11 +6,12 @@ comparison mixes two clocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller import progress, words
+from controller import causes, crash, progress, words
+from controller.causes import Cause
 
 Json = dict[str, Any]
 
@@ -28,18 +29,16 @@ EXIT_CODES = {
 }
 
 STALL_FLOOR_S, STALL_CEILING_S, STALL_FACTOR = 60.0, 900.0, 10.0
-SILENT_S = 60.0  # its state comes every 2 s; a long compile may hold it up, but not for a minute
 LAUNCH_S = 30.0  # between run.json and the first process
-FULL_BYTES = 2**20  # with less than this free even the small files of a run fail
-PHASE_LIMIT_S = 900.0  # an evaluation, a checkpoint or an end that takes longer deserves a look
 
 
 @dataclass(frozen=True)
 class Verdict:
     """`summary` is the rest of the first line, `since` epoch seconds of the container or None.
 
-    `reasons` say why, `evidence` are lines to quote (a traceback), `mend` is there where the word alone does
-    not tell what to do.
+    `reasons` say why, `causes` are the kinds of the causes among them (causes.py, crash.py), `evidence` are
+    lines to quote (a traceback), `mend` is there where the word alone does not tell what to do. `last` is
+    what was known before the box became unreachable: `word run step age_s`.
     """
 
     word: str
@@ -48,6 +47,8 @@ class Verdict:
     reasons: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     mend: str = ""
+    causes: tuple[str, ...] = ()
+    last: Json | None = None
 
     @property
     def exit_code(self) -> int:
@@ -61,6 +62,8 @@ class Verdict:
             "reasons": list(self.reasons),
             "evidence": list(self.evidence),
             "mend": self.mend,
+            "causes": list(self.causes),
+            "last": self.last,
         }
 
 
@@ -69,21 +72,23 @@ def judge(
     *,
     why: str = "",
     mend: str = "",
-    last: str = "",
+    last: Json | None = None,
     container_off: bool = False,
     gpus: int | None = None,
 ) -> Verdict:
     """The verdict on one snapshot. None: there was none, `why` says what stood in the way, `mend` what helps,
-    `last` what was seen when there was one.
+    `last` (`word run step age_s`) what was seen when there was one.
 
     `container_off`: the host answered that the container is off, so nothing runs in it. `gpus`: how many the
     inventory expects.
     """
     if snapshot is None:
-        reasons = tuple(filter(None, (why, last)))
+        before = _last_seen(last) if last else ""
         if container_off:
-            return Verdict("not-running", "the container is off", reasons=reasons, mend=mend)
-        return Verdict("unreachable", "nothing is known about the run", reasons=reasons, mend=mend)
+            reasons = tuple(filter(None, (why, before)))
+            return Verdict("not-running", "the container is off", reasons=reasons, mend=mend, last=last)
+        summary, reasons = before or "nothing is known about the run", tuple(filter(None, (why,)))
+        return Verdict("unreachable", summary, reasons=reasons, mend=mend, last=last)
     run = snapshot.get("run")
     if not run:
         return Verdict("not-running", "no run yet")
@@ -93,6 +98,25 @@ def judge(
     if trainer is None:
         return _without_trainer(snapshot, run)
     return _living(snapshot, run, trainer, gpus)
+
+
+def _last_seen(last: Json) -> str:
+    return f"last seen {last['word']} {words.age(last['age_s'])} ago: {last['run']} at step {last['step']}"
+
+
+def _because(
+    word: str,
+    summary: str,
+    since: float | None,
+    found: Sequence[Cause],
+    more: Sequence[str] = (),
+    evidence: tuple[str, ...] = (),
+) -> Verdict:
+    """A verdict with causes, the gravest first: the first mend is the one to try."""
+    reasons = tuple(dict.fromkeys((*(cause.says for cause in found), *more)))
+    kinds = tuple(dict.fromkeys(cause.kind for cause in found))
+    mend = next((cause.mend for cause in found if cause.mend), "")
+    return Verdict(word, summary, since, reasons, evidence, mend, kinds)
 
 
 def _ended(snapshot: Json, run: Json, end: Json) -> Verdict:
@@ -109,23 +133,8 @@ def _ended(snapshot: Json, run: Json, end: Json) -> Verdict:
         return Verdict("stopped", f"at step {step}", at, tuple(reasons))
     signal, code = end.get("signal"), end.get("code")
     how = f"killed by {signal}" if signal else f"exit code {code}"
-    reasons = [*_causes(run, end, how), *_room(snapshot, run)]
-    return Verdict("crashed", f"{how} at step {step}", at, tuple(reasons), _evidence(run))
-
-
-def _causes(run: Json, end: Json, how: str) -> Iterator[str]:
-    """What an exit says about its cause, beyond `how` it ended."""
-    traceback = (run.get("log") or {}).get("traceback")
-    if end.get("detail") not in (None, "", how):
-        yield str(end["detail"])
-    if end.get("signal") == "SIGKILL":
-        yield "SIGKILL comes from outside: from a person, or from the kernel for want of memory"
-    elif end.get("detail"):
-        return
-    elif end.get("code") == 2:
-        yield "the trainer refused to go on; the log's last line says why"
-    elif traceback:
-        yield str(traceback[-1])
+    found = crash.explain(snapshot, run, end, how)
+    return _because("crashed", f"{how} at step {step}", at, found, evidence=_evidence(run))
 
 
 def _without_trainer(snapshot: Json, run: Json) -> Verdict:
@@ -149,29 +158,32 @@ def _without_trainer(snapshot: Json, run: Json) -> Verdict:
     where = f"in phase {phase} at step {state.get('step') or 0}" if phase else "before its first state"
     if not supervisor:
         why = "neither the supervisor nor the trainer lives and there is no exit file"
-    reasons = [why, *_room(snapshot, run)]
+    found = [Cause("vanished", why), *crash.explain(snapshot, run, {}, "")]
     since = state.get("heartbeat") or created
-    return Verdict("crashed", f"vanished {where}", since, tuple(reasons), _evidence(run))
+    return _because("crashed", f"vanished {where}", since, found, evidence=_evidence(run))
 
 
 def _living(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Verdict:
     now, state = snapshot["now"], run.get("state") or {}
-    doubts = tuple(_doubts(snapshot, run, trainer, gpus))
     phase = state.get("phase") or "starting"
-    since = _since(run, state)
-    asides = tuple(_asides(run, state))
-    if phase == "starting":
-        return _or_degraded("starting", _detail(state, "loading"), since, doubts, asides)
-    if phase == "warming-up":
-        return _or_degraded("warming-up", _warm_up(state), since, doubts, asides)
+    found = causes.of(snapshot, run, trainer, gpus)
     if phase == "training":
-        stall = _stall(run, state, trainer, now)
+        stall = _stall(run, state, now, found)
         if stall:
             return stall
     pace = progress.of(run)
-    if pace.steady_steps == 0:
-        return _or_degraded("warming-up", "no steady step yet", since, doubts, asides)
-    return _or_degraded("healthy", _going(phase, state, pace), since, doubts, asides)
+    if phase == "starting":
+        word, summary = "starting", _detail(state, "loading")
+    elif phase == "warming-up":
+        word, summary = "warming-up", _warm_up(state, now)
+    elif pace.steady_steps == 0:
+        word, summary = "warming-up", "no steady step yet"
+    else:
+        word, summary = "healthy", _going(phase, state, pace)
+    asides = tuple(_asides(run, state))
+    if found:  # since when, one look cannot tell
+        return _because("degraded", summary, None, found, asides)
+    return Verdict(word, summary, _since(run, state), asides)
 
 
 def _since(run: Json, state: Json) -> float | None:
@@ -181,16 +193,11 @@ def _since(run: Json, state: Json) -> float | None:
     return state.get("phase_since") or (run.get("record") or {}).get("created")
 
 
-def _or_degraded(
-    word: str, summary: str, since: float | None, doubts: tuple[str, ...], asides: tuple[str, ...]
-) -> Verdict:
-    if doubts:
-        return Verdict("degraded", summary, None, doubts + asides)  # since when, one look cannot tell
-    return Verdict(word, summary, since, asides)
+def _stall(run: Json, state: Json, now: float, found: list[Cause]) -> Verdict | None:
+    """No step for max(60 s, min(15 min, 10 x the median step)); a compile moves the limit to its budget.
 
-
-def _stall(run: Json, state: Json, trainer: Json, now: float) -> Verdict | None:
-    """No step for max(60 s, min(15 min, 10 x the median step)); a compile moves the limit to its budget."""
+    Only while it trains: the trainer sets `progress_at` anew when a checkpoint or an evaluation is done.
+    """
     moved_at = state.get("progress_at") or state.get("phase_since") or now
     quiet = now - moved_at
     step_s = progress.of(run).step_s or state.get("step_time_s") or 0.0
@@ -200,41 +207,20 @@ def _stall(run: Json, state: Json, trainer: Json, now: float) -> Verdict | None:
         limit = max(limit, compiling.get("budget_s") or 0.0)
     if quiet <= limit:
         return None
-    reasons = [f"no step for {words.age(quiet)}, the limit is {words.age(limit)}"]
+    says = f"no step for {words.age(quiet)}, the limit is {words.age(limit)}"
     if step_s:
-        reasons[0] += f" (a step takes {words.duration(step_s)})"
-    reasons += _process_doubts(trainer)
-    return Verdict("stalled", f"at step {state.get('step') or 0}", moved_at, tuple(reasons), _evidence(run))
+        says += f" (a step takes {words.duration(step_s)})"
+    hung = [Cause("stalled", says), *(Cause("hung-thread", line) for line in _hung(run)), *found]
+    return _because("stalled", f"at step {state.get('step') or 0}", moved_at, hung, evidence=_evidence(run))
 
 
-def _doubts(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Iterator[str]:
-    """What makes a living run degraded, each in words."""
-    now, state = snapshot["now"], run.get("state") or {}
-    if run.get("record") is None:
-        yield "its run.json is gone or damaged, perhaps its whole folder: what it does now may be lost"
-    yield from _process_doubts(trainer)
-    heard = state.get("heartbeat")
-    if heard is not None and now - heard > SILENT_S:
-        yield f"the trainer has written no state for {words.age(now - heard)} (every 2s is normal)"
-    phase, since = state.get("phase"), state.get("phase_since")
-    budget = (state.get("compile") or {}).get("budget_s") if phase == "warming-up" else PHASE_LIMIT_S
-    if phase not in (None, "training") and since is not None and budget and now - since > budget:
-        yield f"{phase} for {words.age(now - since)}, longer than {words.age(budget)}"
-    for line in (state.get("kernels") or {}).get("slow") or []:
-        yield f"reference kernels: {line}"
-    yield from _room(snapshot, run)
-    table = snapshot.get("gpus") or {}
-    if table.get("status") in ("timeout", "error"):
-        yield f"nvidia-smi: {table.get('detail') or table['status']}"
-    elif gpus is not None and len(table.get("rows") or []) < gpus:
-        yield f"{len(table.get('rows') or [])} of {words.plural(gpus, 'GPU')} of the inventory are here"
-
-
-def _process_doubts(trainer: Json) -> list[str]:
-    letter = str(trainer.get("state", ""))[:1]
-    if letter in ("T", "t"):
-        return [f"the trainer is suspended by a signal; invoke exec 'kill -CONT {trainer['pid']}' wakes it"]
-    return []
+def _hung(run: Json) -> list[str]:
+    """The threads that the trainer's own watchdog named in the log."""
+    block = (run.get("log") or {}).get("traceback") or []
+    if not block or not block[0].startswith("no thread has moved"):
+        return []
+    named = [line.strip() for line in block[1:] if not line.startswith(("stack of", "    ", "  File"))]
+    return named[:2]
 
 
 def _asides(run: Json, state: Json) -> Iterator[str]:
@@ -245,30 +231,16 @@ def _asides(run: Json, state: Json) -> Iterator[str]:
         yield str(note)
 
 
-def _room(snapshot: Json, run: Json) -> Iterator[str]:
-    """A full disk loses a checkpoint, so it is said while there is still something to do about it."""
-    sizes = [entry.get("bytes") or 0 for entry in run.get("checkpoints") or []]
-    disks = snapshot.get("disks") or []
-    if not disks:
-        return
-    folder = str((run.get("log") or {}).get("path") or "")
-    over = [disk for disk in disks if folder.startswith(str(disk["path"]))]
-    # One row stands for a whole file system: without one of its own, the run shares the first.
-    disk = max(over, key=lambda disk: len(disk["path"]), default=disks[0])
-    need = 2 * max(sizes, default=0)
-    if disk["free_bytes"] >= max(need, FULL_BYTES):
-        return
-    wanted = f", two checkpoints need {words.size(need)}" if need else ""
-    yield f"{disk['path']} has {words.size(disk['free_bytes'])} free{wanted}"
-
-
-def _warm_up(state: Json) -> str:
-    compiling = state.get("compile") or {}
-    if not compiling.get("count") and not compiling.get("active"):
-        return _detail(state, "no step yet")
+def _warm_up(state: Json, now: float) -> str:
+    compiling, detail = state.get("compile") or {}, state.get("detail")
     count, seconds = int(compiling.get("count") or 0), float(compiling.get("seconds") or 0)
+    if not count and not compiling.get("active"):
+        return _detail(state, "no step yet")
     text = f"{words.plural(count, 'compile')} in {words.duration(seconds)}"
-    return f"{text}, compiling now" if compiling.get("active") else text
+    if compiling.get("active"):
+        moved = compiling.get("moved_at")
+        text += ", compiling now" if moved is None else f", compiling for {words.duration(now - moved)}"
+    return f"{detail}: {text}" if detail else text
 
 
 def _going(phase: str, state: Json, pace: progress.Progress) -> str:

@@ -17,7 +17,7 @@ FIRST_POLL_S, LAST_POLL_S = 1.0, 10.0  # a poll costs the host 0.6 s of CPU
 
 
 def plan(box: Box, *, until: str = "healthy", timeout_s: float = 600.0, run_id: str = "") -> Plan:
-    _check(until)
+    _words(until)
     text = f"look until the verdict is {until}, at most {timeout_s:g} s"
     return Plan("wait", (Step(text, "snapshot", status.look_args(run_id), repeats=True),))
 
@@ -25,19 +25,20 @@ def plan(box: Box, *, until: str = "healthy", timeout_s: float = 600.0, run_id: 
 def run(
     box: Box, console: Console, *, until: str = "healthy", timeout_s: float = 600.0, run_id: str = ""
 ) -> Outcome:
-    """Exit code 0 once the verdict is `until`; the verdict's own code when it ended otherwise.
+    """Exit code 0 once the verdict is `until`, or one of several with commas between; the verdict's own code
+    when the run ended otherwise.
 
     Raises WaitTimedOut. An unreachable box is waited for: it may come back.
     """
-    _check(until)
+    wanted = _words(until)
     began, pause = time.monotonic(), FIRST_POLL_S
     while True:
         verdict, snapshot = status.look(box, run_id, log_lines=8)
         line = render.one_line(box.label, verdict, snapshot)
         waited = time.monotonic() - began
-        if verdict.word == until or verdict.word in TERMINAL:
+        if verdict.word in wanted or verdict.word in TERMINAL:
             console.clear()
-            code = 0 if verdict.word == until else verdict.exit_code
+            code = 0 if verdict.word in wanted else verdict.exit_code
             document = {**verdict.as_json(), "until": until, "waited_s": round(waited, 3)}
             evidence = "".join(f"\n  | {text}" for text in verdict.evidence[-8:])
             return Outcome(document, line + evidence, code, verdict.word)
@@ -53,6 +54,9 @@ def run(
         pause = min(LAST_POLL_S, pause * 1.3)
 
 
-def _check(until: str) -> None:
-    if until not in EXIT_CODES:
-        raise Usage(f"no verdict is called '{until}'", f"one of: {', '.join(EXIT_CODES)}")
+def _words(until: str) -> list[str]:
+    found = [word.strip() for word in until.split(",")]
+    for word in found:
+        if word not in EXIT_CODES:
+            raise Usage(f"no verdict is called '{word}'", f"one of: {', '.join(EXIT_CODES)}")
+    return found

@@ -11,7 +11,8 @@ from typing import Any
 
 TRACEBACK_WINDOW = 64 * 1024  # bytes of log looked at for a traceback
 TRACEBACK_LINES = 60
-_TRACEBACK_START = re.compile(r"Traceback \(most recent call last\):|Fatal Python error: ")
+_HANG = "no thread has moved for "  # the trainer's watchdog: who hangs, then the stacks
+_TRACEBACK_START = re.compile(rf"Traceback \(most recent call last\):|Fatal Python error: |{_HANG}")
 
 
 def read_json(path: str) -> dict[str, Any] | None:
@@ -130,7 +131,7 @@ def tail_objects(path: str, lines: int) -> list[dict[str, Any]]:
 
 
 def last_traceback(path: str) -> list[str]:
-    """The last Python traceback (or faulthandler report) in the last 64 KiB, with its message; or []."""
+    """The last Python traceback (or faulthandler's or watchdog's report) in the last 64 KiB; or []."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TRACEBACK_WINDOW))
@@ -143,6 +144,10 @@ def last_traceback(path: str) -> list[str]:
     block = text[starts[-1].start() :].split("\n")
     if block[0].startswith("Fatal"):
         end = next((i for i, line in enumerate(block) if i > 2 and not line.strip()), len(block))
+        return block[: min(end, TRACEBACK_LINES)]
+    if block[0].startswith(_HANG):
+        mine = (" ", "stack of ")
+        end = next((i for i, line in enumerate(block) if i and not line.startswith(mine)), len(block))
         return block[: min(end, TRACEBACK_LINES)]
     # the frames are indented; the first line that is not carries the exception
     end = next((i for i, line in enumerate(block) if i and line and not line[0].isspace()), len(block) - 1)

@@ -62,6 +62,10 @@ def test_the_last_traceback_is_found_among_other_output(box):
     (folder / "train.log").write_text(fault)
     found = box.call("snapshot").result["run"]["log"]["traceback"]
     assert found == fault.splitlines()[:4]
+    hang = "no thread has moved for 122 s:\n  target-3: features, for 131 s\nstack of target-3:\n  File a\n"
+    (folder / "train.log").write_text(trace.format(1) + hang + "120/400  30.0%\n")
+    found = box.call("snapshot").result["run"]["log"]["traceback"]
+    assert found == hang.splitlines(), "what the watchdog said of a hang is later than any exception"
 
 
 def test_huge_files_are_not_read_whole(box):

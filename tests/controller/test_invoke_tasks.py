@@ -271,7 +271,8 @@ def test_wait_ends_at_once_when_the_verdict_can_no_longer_come(
     done = invoke("wait", "--until", "healthy", "--timeout", "60")
     assert (done.returncode, done.stdout) == (5, "sandbox/200  NOT-RUNNING  no run yet\n")
     assert time.monotonic() - began < 15
-    assert invoke("wait", "--until", "not-running").returncode == 0
+    assert invoke("wait", "--until", "finished,not-running").returncode == 0
+    assert "no verdict is called 'done'" in invoke("wait", "--until", "healthy,done").stderr
 
 
 def test_wait_times_out_on_what_may_still_come(invoke: Invoke) -> None:

@@ -231,9 +231,9 @@ def test_a_box_that_went_away_keeps_its_last_known_word(
     gone = real_box(port=1)
     assert status.look(gone)[0].reasons == ("127.0.0.1:1 refuses the connection",)
     (state / "runs" / "sandbox").rename(state / "runs" / gone.name)
-    reasons = status.look(gone)[0].reasons
-    assert reasons[1] == "last seen finished at step 300 of r-7602, 0s ago"
-    assert status.look(gone)[0].word == "unreachable"
+    late = status.look(gone)[0]
+    assert (late.word, late.summary) == ("unreachable", "last seen finished 0s ago: r-7602 at step 300")
+    assert late.last is not None and late.last["step"] == 300
 
 
 def test_a_pruned_run_is_asked_for_first_and_remembered_after(

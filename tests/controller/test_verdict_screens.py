@@ -22,7 +22,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def judged(case: dict[str, Any]) -> verdict.Verdict:
-    told = {key: case[key] for key in ("why", "mend", "container_off", "gpus") if key in case}
+    told = {key: case[key] for key in ("why", "mend", "last", "container_off", "gpus") if key in case}
     return verdict.judge(case["snapshot"], **told)
 
 
@@ -33,6 +33,7 @@ def test_the_verdict_and_the_screen_of(name: str, golden: Callable[[str, str], N
     screen = render.screen("lab/200", found, case["snapshot"])
     golden(f"screens/{name}.txt", screen)
     assert found.word == case["word"]
+    assert list(found.causes) == case.get("causes", [])
     assert len(screen.splitlines()) <= render.HEIGHT
     assert all(len(line) <= render.WIDTH for line in screen.splitlines())
     assert screen.startswith(f"lab/200  {case['word'].upper()}")
@@ -68,11 +69,27 @@ def test_a_zombie_trainer_is_not_alive() -> None:
 
 def test_compile_steps_are_in_no_figure() -> None:
     metrics = [{"step": 1, "loss": 9.0, "tokens": 100, "step_s": 100.0, "compile": True}]
-    metrics += [{"step": n, "loss": 8.0, "tokens": 500, "step_s": 0.5, "compile": False} for n in (2, 3)]
-    found = progress.of({"metrics": metrics, "state": {"step": 3, "steps": 13}})
+    metrics += [{"step": 2, "loss": 8.0, "tokens": 500, "step_s": 0.5, "compile": False}]
+    metrics += [{"step": 3, "loss": 8.0, "tokens": 500, "step_s": 60.0, "compile": True}]
+    metrics += [{"step": n, "loss": 8.0, "tokens": 500, "step_s": 0.5, "compile": False} for n in (4, 5)]
+    found = progress.of({"metrics": metrics, "state": {"step": 5, "steps": 15}})
     assert found.tokens_per_s == 1000
     assert found.step_s == 0.5
     assert found.eta_s == 5.0
+
+
+@pytest.mark.parametrize("resumed_at", [None, 500])
+def test_the_step_that_fills_the_queues_is_in_no_figure(resumed_at: int | None) -> None:
+    first = (resumed_at or 0) + 1
+    metrics = [{"step": first, "loss": 9.0, "tokens": 500, "step_s": 40.0, "compile": False}]
+    run: dict[str, Any] = {"metrics": metrics, "state": {"step": first, "steps": first + 100}}
+    source = {"run": "r-0001", "step": resumed_at, "path": "x"} if resumed_at else None
+    run["record"] = {"resume_from": source}
+    assert progress.of(run).steady_steps == 0
+    for n in range(1, 4):
+        assert progress.of(run).eta_s is None, "one or two steps are no forecast"
+        metrics.append({"step": first + n, "loss": 8.0, "tokens": 500, "step_s": 0.5, "compile": False})
+    assert progress.of(run).eta_s == 50.0
 
 
 def test_there_is_no_eta_before_a_steady_step() -> None:
