@@ -6,6 +6,7 @@ comparison mixes two clocks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ EXIT_CODES = {
 
 STALL_FLOOR_S, STALL_CEILING_S, STALL_FACTOR = 60.0, 900.0, 10.0
 LAUNCH_S = 30.0  # between run.json and the first process
+_HANG = re.compile(r"no thread has moved for (\d+) s:")
 
 
 @dataclass(frozen=True)
@@ -210,14 +212,15 @@ def _stall(run: Json, state: Json, now: float, found: list[Cause]) -> Verdict | 
     says = f"no step for {words.age(quiet)}, the limit is {words.age(limit)}"
     if step_s:
         says += f" (a step takes {words.duration(step_s)})"
-    hung = [Cause("stalled", says), *(Cause("hung-thread", line) for line in _hung(run)), *found]
+    hung = [Cause("stalled", says), *(Cause("hung-thread", line) for line in _hung(run, quiet)), *found]
     return _because("stalled", f"at step {state.get('step') or 0}", moved_at, hung, evidence=_evidence(run))
 
 
-def _hung(run: Json) -> list[str]:
-    """The threads that the trainer's own watchdog named in the log."""
-    block = (run.get("log") or {}).get("traceback") or []
-    if not block or not block[0].startswith("no thread has moved"):
+def _hung(run: Json, quiet: float) -> list[str]:
+    """The threads that the trainer's own watchdog named in the log, unless that was an earlier hang."""
+    block = (run.get("log") or {}).get("traceback") or [""]
+    said = _HANG.match(block[0])
+    if said is None or float(said[1]) > quiet:
         return []
     named = [line.strip() for line in block[1:] if not line.startswith(("stack of", "    ", "  File"))]
     return named[:2]

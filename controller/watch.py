@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from controller import render, watch_view
+from controller import history, render, watch_view
 from controller.call import call
 from controller.console import Console
 from controller.errors import Unreachable
@@ -52,12 +52,14 @@ def run(
                 if not seen.looks:
                     raise
                 cuts += 1
+                _remember(box, seen, verdict)
                 failures = 0 if seen.looks > looks else failures + 1
                 pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
                 view.show(box.label, _lost(error, verdict, pause), seen)
                 time.sleep(pause)
     finally:
         view.close()
+        _remember(box, seen, verdict)
     document = {
         **verdict.as_json(),
         "run": result["run"],
@@ -68,6 +70,13 @@ def run(
     plain = isinstance(view, watch_view.Lines)  # it has said so already
     text = "" if plain else render.screen(box.label, verdict, seen.snapshot)
     return Outcome(document, text, verdict.exit_code, verdict.word)
+
+
+def _remember(box: Box, seen: Seen, verdict: Verdict) -> None:
+    """So that a later `status` of a box that is gone knows what this watch saw last."""
+    run = (seen.snapshot or {}).get("run")
+    if run:
+        history.remember(box, run, verdict.word)
 
 
 def _lost(error: Unreachable, last: Verdict, pause: float) -> Verdict:

@@ -12,7 +12,9 @@ from typing import Any
 TRACEBACK_WINDOW = 64 * 1024  # bytes of log looked at for a traceback
 TRACEBACK_LINES = 60
 _HANG = "no thread has moved for "  # the trainer's watchdog: who hangs, then the stacks
-_TRACEBACK_START = re.compile(rf"Traceback \(most recent call last\):|Fatal Python error: |{_HANG}")
+_TRACEBACK_START = re.compile(
+    rf"Traceback \(most recent call last\):|Fatal Python error: |^Timeout \(\d+:\d\d:\d\d\)!|^{_HANG}", re.M
+)
 
 
 def read_json(path: str) -> dict[str, Any] | None:
@@ -142,7 +144,7 @@ def last_traceback(path: str) -> list[str]:
     if not starts:
         return []
     block = text[starts[-1].start() :].split("\n")
-    if block[0].startswith("Fatal"):
+    if block[0].startswith(("Fatal", "Timeout")):  # faulthandler: the second when no Python code could run
         end = next((i for i, line in enumerate(block) if i > 2 and not line.strip()), len(block))
         return block[: min(end, TRACEBACK_LINES)]
     if block[0].startswith(_HANG):

@@ -40,7 +40,8 @@ _DIALECTS = (
 _UNKNOWN = "is not a valid field"
 _TEXT = ("name", "driver")
 _FLOAT = ("power_w", "power_limit_w")
-_FAULT = re.compile(r"\[(GPU is lost|GPU requires reset|Unknown Error)\]", re.IGNORECASE)
+_FAULT = re.compile(r"\[(GPU is lost|GPU requires reset)\]", re.IGNORECASE)
+_UNREADABLE = "Unknown Error"  # of a field that a card lacks as well, so it is a fault only of its memory
 # nvml.h, nvmlClocksEventReason*, by bit, named as in the XML of `nvidia-smi -q -x`
 _REASONS = (
     "gpu_idle",
@@ -166,6 +167,8 @@ def _row(line: str, fields: dict[str, str]) -> dict[str, Any]:
                 row[name] = float(value) if name in _FLOAT else int(float(value))
         except ValueError:
             row[name] = None  # "[N/A]" or "[Unknown Error]"
+    if row["fault"] is None and row.get("memory_used_mib") is None and _UNREADABLE in line:
+        row["fault"] = _UNREADABLE
     return row
 
 

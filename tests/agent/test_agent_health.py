@@ -72,7 +72,12 @@ def test_a_lost_gpu_is_named_by_the_drivers_word(box):
     driver(box, lost)
     (row,) = box.call("snapshot").result["gpus"]["rows"]
     assert row["fault"] == "GPU is lost" and row["index"] == 3 and row["memory_used_mib"] is None
-    assert gpu._row("0, X, 5, [N/A], 9, 0, 3, [N/A], 1", gpu._PLAIN)["fault"] is None
+    for told, fault in (
+        ("0, X, 5, [N/A], 9, 0, 3, [N/A], 1", None),
+        ("0, X, 5, 7, 9, 0, 3, [Unknown Error], 1", None),
+        ("0, X, 5, [Unknown Error], [Unknown Error], [N/A], [N/A], [N/A], 1", "Unknown Error"),
+    ):
+        assert gpu._row(told, gpu._PLAIN)["fault"] == fault, told
 
 
 KERNEL = """\

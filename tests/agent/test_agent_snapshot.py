@@ -62,6 +62,10 @@ def test_the_last_traceback_is_found_among_other_output(box):
     (folder / "train.log").write_text(fault)
     found = box.call("snapshot").result["run"]["log"]["traceback"]
     assert found == fault.splitlines()[:4]
+    held = "Timeout (0:03:00)!\nThread 0x7f01 (most recent call first):\n  File a\n"
+    (folder / "train.log").write_text(f"{trace.format(1)}TimeoutError: Timeout (5 s)\n{held}\n")
+    found = box.call("snapshot").result["run"]["log"]["traceback"]
+    assert found == held.splitlines()
     hang = "no thread has moved for 122 s:\n  target-3: features, for 131 s\nstack of target-3:\n  File a\n"
     (folder / "train.log").write_text(trace.format(1) + hang + "120/400  30.0%\n")
     found = box.call("snapshot").result["run"]["log"]["traceback"]

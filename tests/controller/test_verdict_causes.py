@@ -77,6 +77,15 @@ def test_a_stall_is_armed_anew_after_a_checkpoint_or_an_evaluation(phase: str) -
     assert verdict.judge(snapshot).word == "healthy"
 
 
+def test_an_earlier_hang_is_not_blamed_for_a_later_one() -> None:
+    snapshot = read("stalled-with-a-hung-thread")
+    assert kinds(snapshot) == ("stalled", "hung-thread")
+    snapshot["run"]["state"]["progress_at"] = (
+        snapshot["now"] - 70
+    )  # stalled, and the watchdog is yet to speak
+    assert kinds(snapshot) == ("stalled",)
+
+
 @pytest.mark.parametrize(("rate", "expected"), [(0.86, ()), (0.84, ("slow",))])
 def test_slow_begins_below_85_percent_of_the_baseline(rate: float, expected: tuple[str, ...]) -> None:
     snapshot = read("healthy-at-its-baseline")
