@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from controller import execution, links, sandbox
 from controller.inventory import Box
 
-LIST_COUNT = int(os.environ.get("PCTRUN_EXAMPLES", "300"))  # each is one `pct exec`, 0.1 s of two cores
+LIST_COUNT = int(os.environ.get("PCTRUN_EXAMPLES", "200"))  # each is one `pct exec`, 0.1 s of two cores
 LOG_BYTES = 20 * 1000 * 1000
 
 awkward = st.sampled_from(

@@ -19,12 +19,12 @@ def race(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_with_the_fix_no_step_fails_and_results_equal_eager(tmp_path: Path) -> None:
-    run = race("--fix", "full", "--processes", "4", "--json", str(tmp_path / "race.json"))
+    run = race("--fix", "full", "--processes", "2", "--json", str(tmp_path / "race.json"))
     assert run.returncode == 0, run.stdout
-    assert run.stdout.startswith("OK: 0 of 4 processes and 0 of 144 steps had errors")
+    assert run.stdout.startswith("OK: 0 of 2 processes and 0 of 72 steps had errors")
     summary = json.loads((tmp_path / "race.json").read_text())["summary"]
     assert summary["difference"] < 1e-4 and summary["stuck_processes"] == 0
-    assert summary["graphs"] >= 4 * 6  # otherwise nothing was compiled and nothing raced
+    assert summary["graphs"] >= 2 * 6  # otherwise nothing was compiled and nothing raced
 
 
 @pytest.mark.slow
