@@ -9,7 +9,7 @@ from typing import Any
 
 INK, GRID, BACKGROUND = "#1f2933", "#d9dee3", "#ffffff"  # opaque: readable on a dark page as well
 COLOURS = ("#1565c0", "#c75000", "#2e7d32")
-SMOOTHING = 0.97  # of the running mean that is drawn over the single steps
+SMOOTHING = 0.9  # of the running mean that is drawn over the single steps
 NAMES = ("loss (weighted cross-entropy)", "accuracy of the first draft slot", "τ (tokens per cycle)")
 
 
