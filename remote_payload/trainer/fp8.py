@@ -64,5 +64,11 @@ def require(device: torch.device, dtype: torch.dtype) -> None:
         raise Refusal(f"target.precision fp8 goes with target.dtype bfloat16, this is {dtype}: set it")
 
 
-def fits(out_features: int, in_features: int) -> bool:
-    return out_features % _ALIGNMENT == 0 and in_features % _ALIGNMENT == 0
+def require_widths(*widths: int) -> None:
+    """Raise Refusal for a product that cannot be scaled: some in 8 bits and some not would be two engines."""
+    for width in widths:
+        if width % _ALIGNMENT:
+            raise Refusal(
+                f"target.precision fp8: a product of the target is {width} wide, no multiple of "
+                f"{_ALIGNMENT}: leave it out"
+            )

@@ -69,7 +69,7 @@ class Target:
     ) -> None:
         self.device, self.dtype, self.layer_ids, self.kernels = device, dtype, layer_ids, kernels
         self._engine, self._tolerance = engine, tolerance
-        self._compiled_length: int | None = None
+        self._compiled: tuple[int, Islands] | None = None  # the length of rows, and the islands for it
 
     def features(self, row: Row) -> Tensor:
         """[T, K*H] of a packed row on the host: the outputs of the tapped layers, each document as if it
@@ -84,10 +84,13 @@ class Target:
         """Compile for rows of this length and hold each compiled island against its eager self. Once,
         before any thread runs; on one device after the other. Raises Refusal."""
         if self.device.type == "cuda":
-            self._compiled_length = len(row.ids)
-            self._features(row.ids, row_lengths(row), target_islands.proven(target_islands.fused()))
+            self._compile(row, target_islands.fused())
         self.features(row)
         self.features_alone(row.ids[: row_lengths(row)[0]])
+
+    def _compile(self, row: Row, islands: Islands) -> None:
+        self._features(row.ids, row_lengths(row), target_islands.proven(islands))
+        self._compiled = len(row.ids), islands
 
     def check_packing(self, documents: list[Document], budget: int) -> None:
         """Refuse to go on unless packed features equal those of each document alone; names the layer that
@@ -108,7 +111,8 @@ class Target:
     def _features(self, ids: Tensor, lengths: Sequence[int], islands: Islands | None = None) -> Tensor:
         on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
         if islands is None:
-            islands = target_islands.fused() if len(ids) == self._compiled_length else EAGER
+            length, compiled = self._compiled or (0, EAGER)
+            islands = compiled if len(ids) == length else EAGER
         with on_device, torch.no_grad():
             return self._engine(send(ids, self.device), Layout.of(lengths, self.device), islands)
 

@@ -1,8 +1,8 @@
 """The element-wise work between the target's matrix products, fused: where an eager forward loses a quarter.
 
 Plain functions over whole rows, [T, …], compiled once each at the row's fixed shape and shared by every layer
-and thread; the same functions run eagerly at any other shape. Compiling a layer whole gains nothing and takes
-minutes (measured on an H200: more than 100 s for 64 layers).
+of a target; the same functions run eagerly at any other shape. Compiling a layer whole gains nothing and
+takes minutes (measured on an H200: more than 100 s for 64 layers).
 
 `eight_bit` makes an island end in the scaled 8-bit form that the next product wants.
 """
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from trainer import fp8
 from trainer.errors import Refusal
+from trainer.own_code import compile_own
 
 Activation = Tensor | fp8.Scaled
 
@@ -191,23 +192,19 @@ class Islands:
 EAGER = Islands()
 
 
-@functools.cache
-def compiled() -> Islands:
-    """One set for all layers, threads and devices (a graph per device): weights are arguments."""
+def compiled(backend: str = "inductor") -> Islands:
+    """A set for one Target, with code objects of its own (own_code.py); weights are arguments, so all layers
+    share it. Several threads may, too: at one shape each code object has one entry, which none can lose."""
     return Islands(
-        **{
-            field.name: torch.compile(getattr(EAGER, field.name), dynamic=False, fullgraph=True)
-            for field in fields(Islands)
-        }
+        **{field.name: compile_own(getattr(EAGER, field.name), backend) for field in fields(Islands)}
     )
 
 
-@functools.cache
 def fused() -> Islands:
-    """`compiled`, and what `gpu.heads` does better; one set for all CUDA devices."""
+    """`compiled`, and what `gpu.heads` does better; for a Target on a CUDA device."""
     from trainer.gpu import heads as kernels
 
-    gates = torch.compile(delta_gates, dynamic=False, fullgraph=True)
+    gates = compile_own(delta_gates)
 
     def delta_inputs(
         projected: Tensor, convolution: Tensor, positions: Tensor, a_log: Tensor, dt_bias: Tensor,

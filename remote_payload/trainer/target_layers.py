@@ -232,7 +232,8 @@ def _product(modules: list[nn.Linear], eight_bit: bool) -> Product:
     if any(module.bias is not None for module in modules):
         none = [weight.new_zeros(len(rows)) for rows in weights]
         bias = torch.cat([zero if m.bias is None else m.bias for m, zero in zip(modules, none, strict=True)])
-    eight_bit = eight_bit and fp8.fits(*weight.shape)
+    if eight_bit:
+        fp8.require_widths(*weight.shape)
     parts = weight.split([len(rows) for rows in weights])
     for module, rows in zip(modules, parts, strict=True):  # frees what the module had: peak memory stays low
         kept = torch.empty_like(rows, device="meta") if eight_bit else rows
