@@ -79,7 +79,7 @@ def plan_of(minutes: float, small: bool) -> Plan:
         packages=text.PACKAGES,
         samples=60_000,
         prompt=64,
-        tokens=192,  # the target's answers end or go round in circles after about 75
+        tokens=256,
         pretrain_steps=100_000,
         pretrain_batch=128,
         pretrain_lr=1.5e-3,

@@ -52,7 +52,9 @@ def draw(curves: dict[str, Curve], title: str, out: Path, *, loop: float | None)
         axes[2][0].legend(loc="lower right", frameon=False)
         figure.suptitle(title)
         figure.tight_layout()
-        figure.savefig(out, dpi=130, facecolor=BACKGROUND)
+        aside = out.with_name(f".{out.name}")  # a run that is cut off leaves no half a picture
+        figure.savefig(aside, dpi=130, facecolor=BACKGROUND, format="png")
+        aside.replace(out)
         pyplot.close(figure)
 
 
