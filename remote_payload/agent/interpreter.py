@@ -44,9 +44,8 @@ def find_python(given: str | None) -> str:
     """The interpreter's full path, or a `no-python` refusal."""
     path = shutil.which(given or sys.executable)
     if path is None:
-        raise Refusal(
-            "no-python", f"there is no interpreter {given}", "check `python` in this box's inventory entry"
-        )
+        mend = "invoke env.build makes one, or name another: `python` in this box's inventory entry"
+        raise Refusal("no-python", f"there is no interpreter {given}", mend)
     return os.path.abspath(path)  # not realpath: a venv's python is a link that must stay one
 
 
@@ -104,7 +103,12 @@ def versions(python: str) -> Json:
 
 def about(python: str) -> Json:
     """`{versions, torch{cuda, hip}}`; `cuda` is what torch was built for, such as "13.0", or null."""
-    done = run_python(python, ["-I", "-c", _ABOUT, *_DISTRIBUTIONS], "/", 30)
+    return ask(python, _ABOUT, *_DISTRIBUTIONS)
+
+
+def ask(python: str, program: str, *argv: str) -> Json:
+    """The JSON object that a short program prints, run apart from whatever lies around."""
+    done = run_python(python, ["-I", "-c", program, *argv], "/", 30)
     try:
         found: Json = json.loads(done.stdout)
         return found

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import time
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from agent.call import Call, Refusal
 from agent.files import read_json
@@ -19,17 +19,25 @@ LOOK_S = 0.3
 
 
 @contextlib.contextmanager
-def hold(call: Call) -> Iterator[None]:
-    """Hold `<run>/lock` for one changing verb; refuses with `locked`, naming the owner and the age."""
+def hold(
+    call: Call, name: str = "lock", waiting: Callable[[dict[str, Any]], None] | None = None
+) -> Iterator[int]:
+    """Hold `<run>/NAME` for one changing verb; refuses with `locked`, naming the owner and the age.
+
+    With `waiting` it does not refuse: that is called with the owner while the lock is another's. Yields the
+    descriptor: a child that inherits it holds the lock, too.
+    """
     os.makedirs(call.roots.run, exist_ok=True)
-    path = os.path.join(call.roots.run, "lock")
+    path = os.path.join(call.roots.run, name)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        if not _take(handle):
-            raise _locked(path)
+        while not _take(handle):
+            if waiting is None:
+                raise _locked(path)
+            waiting(read_json(path) or {})
         owner = {"operator": call.operator, "verb": call.verb, "since": time.time(), "pid": os.getpid()}
         _write(handle, json.dumps(owner).encode() + b"\n")
-        yield
+        yield handle
         _write(handle, b"")
     finally:
         os.close(handle)
@@ -48,9 +56,9 @@ def _take(handle: int) -> bool:
             time.sleep(0.02)
 
 
-def owner(run_root: str) -> dict[str, Any] | None:
+def owner(run_root: str, name: str = "lock") -> dict[str, Any] | None:
     """Who holds the lock now, or None; waits for nothing."""
-    path = os.path.join(run_root, "lock")
+    path = os.path.join(run_root, name)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -9,6 +9,7 @@ import os
 from types import ModuleType
 from typing import IO, Any
 
+from agent import environments
 from agent.call import Call, Refusal, check_args, parse_roots
 from agent.frames import Frames, ReaderGone
 
@@ -27,6 +28,11 @@ VERBS = {
     "pin": "agent.pin",
     "rollback": "agent.rollback",
     "watch": "agent.watch",
+    "wheels": "agent.wheelhouse",
+    "env-build": "agent.env_build",
+    "env-list": "agent.env_list",
+    "env-use": "agent.env_use",
+    "env-prune": "agent.env_prune",
 }
 
 
@@ -56,11 +62,17 @@ def answer(request: Any, frames: Frames, stdin: IO[bytes]) -> int:
         if request.get("schema") != 1:
             raise Refusal("usage", f"this agent speaks schema 1, not {request.get('schema')!r}")
         module = load(verb)
+        args, roots = (
+            check_args(verb, module.ARGS, request.get("args") or {}),
+            parse_roots(request.get("roots") or {}),
+        )
+        if "python" in args:  # it may name an environment, and must not go through a link that may move
+            args["python"] = environments.resolve(roots, args["python"])
         call = Call(
             verb=verb,
             nonce=request["nonce"],
-            args=check_args(verb, module.ARGS, request.get("args") or {}),
-            roots=parse_roots(request.get("roots") or {}),
+            args=args,
+            roots=roots,
             operator=request.get("operator") or {},
             frames=frames,
             stdin=stdin,

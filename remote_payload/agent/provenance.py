@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from agent import interpreter, releases
+from agent import environments, interpreter, releases
 from agent.call import Json
 from agent.files import read_json, write_json
 
@@ -15,7 +15,8 @@ NAME = "provenance.json"
 
 
 def record(run_dir: str, release_dir: str, python: str, recipe: Json, gpus: Json) -> None:
-    """Write `provenance.json`: source, recipe with every value, every package, GPUs, machine.
+    """Write `provenance.json`: source, recipe with every value, every package, GPUs, machine; `env` is the
+    `{id, name}` of the environment of `env.build`, null for an interpreter from elsewhere.
 
     It lies beside `run.json` and not in it, because every `status` carries that one.
     """
@@ -27,6 +28,7 @@ def record(run_dir: str, release_dir: str, python: str, recipe: Json, gpus: Json
         "recipe": recipe.get("values"),
         "packages": packages,
         "environment": hashlib.sha256(lock).hexdigest()[:16],
+        "env": environments.of_python(python),
         "gpus": gpu_facts(gpus),
         "machine": _machine(),
     }

@@ -70,7 +70,7 @@ def receive(stdin: IO[bytes], folder: str, manifest: list[Json]) -> tuple[int, i
     done: set[str] = set()
     size = 0
     try:
-        with tarfile.open(fileobj=cast(IO[bytes], _Impatient(stdin)), mode="r|") as tar:
+        with tarfile.open(fileobj=cast(IO[bytes], Impatient(stdin)), mode="r|") as tar:
             for member in tar:
                 name = member.name
                 if name not in expected or name in done or not member.isreg():
@@ -177,7 +177,7 @@ def sync_folder(folder: str) -> None:
         os.close(handle)
 
 
-class _Impatient:
+class Impatient:
     """A stream that gives up when no byte comes for IDLE_S: after a lost network the pipe may never close."""
 
     def __init__(self, source: IO[bytes]) -> None:

@@ -1,0 +1,319 @@
+"""`current` must be a whole environment at every moment, and a cut must cost no wheel that is here."""
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent import lockfile, procs
+from agent.call import Refusal
+from tests.agent import tiny_packages as tiny
+from tests.agent.conftest import make_box, remove_box
+
+COMPILED = "alpha==3.0\nbeta==1.0\n--no-binary beta\n"
+
+
+def send(box, *files):
+    """Put files into the box's wheelhouse, as the controller does."""
+    content = dict(files)
+    manifest = box.manifest_of(content)
+    want = box.call("wheels", files=manifest).result["want"]
+    stream = box.tar_of({each["path"]: content[each["path"]][each["from"] :] for each in want})
+    return box.call("wheels", files=manifest, stream=True, stream_bytes=stream).result
+
+
+def build(box, lock, name="tiny", **args):
+    return box.call("env-build", name=name, lock=lock, base=box.python, offline=True, **args)
+
+
+def venv(box, env):
+    return Path(box.roots["opt"]) / "venv" / env
+
+
+def says(box, env, program):
+    done = subprocess.run(
+        [venv(box, env) / "bin/python", "-I", "-c", program], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def current(box):
+    link = venv(box, "current")
+    return link.readlink().name if link.is_symlink() else None
+
+
+@pytest.fixture(scope="module")
+def house():
+    """A box with a wheelhouse, shared: what is built already costs nothing. Tests say what is current."""
+    made = make_box()
+    wheels = [tiny.wheel("alpha", f"{number}.0") for number in range(1, 5)]
+    send(made, *wheels, tiny.wheel("needy", "1.0", requires="alpha>=9"), tiny.wheel("omega", "1.0"))
+    yield made
+    remove_box(made)
+
+
+def test_a_lock_becomes_an_environment_once_and_another_stands_beside_it(house):
+    first = build(house, "alpha==1.0\n").result
+    assert (first["outcome"], first["current"], first["previous"]) == ("built", True, None)
+    assert says(house, "current", "import alpha; print(alpha.VERSION)") == "1.0"
+    assert first["record"]["packages"] == {"alpha": "1.0"}  # no pip, no setuptools: what the lock says
+    assert build(house, "alpha==1.0   # the same\n").result["outcome"] == "unchanged"
+    second = build(house, "alpha==2.0\n", name="newer", use=False).result
+    assert (second["outcome"], second["current"]) == ("built", False) and current(house) == first["id"]
+    assert build(house, "alpha==2.0\n", name="newer").result["outcome"] == "switched"
+    assert says(house, "current", "import alpha; print(alpha.VERSION)") == "2.0"
+    back = house.call("env-use", env="previous").result
+    assert (back["outcome"], back["id"], back["previous"]) == ("switched", first["id"], second["id"])
+    listed = house.call("env-list").result
+    assert [each["name"] for each in listed["environments"]] == ["newer", "tiny"]
+    assert (listed["current"], listed["previous"], listed["building"]) == (first["id"], second["id"], None)
+    assert house.call("env-list", only=["nower"]).error["hint"].startswith("there are: newer (")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on this machine")
+def test_a_cuda_source_is_compiled_by_the_nvcc_of_torchs_cuda_for_one_architecture(house):
+    said = subprocess.run(["nvcc", "--version"], capture_output=True, text=True).stdout
+    release = said.split("release ")[1].split(",")[0]
+    for version, cuda in (("2.0", release), ("1.0", "7.5")):
+        send(
+            house,
+            tiny.wheel("torch", version, {"torch/__init__.py": "", "torch/version.py": f"cuda = '{cuda}'"}),
+        )
+    send(house, tiny.sdist("gamma", "1.0", "gamma.cu", tiny.CU_SOURCE))
+    path = house.environment["PATH"]
+    house.environment["PATH"] = f"{path}:{Path(shutil.which('nvcc')).resolve().parent}"
+    lock = "torch==2.0\ngamma==1.0\n--no-binary gamma\n"
+    refused = build(house, lock).error
+    assert refused["kind"] == "environment" and "--arch 9.0" in refused["hint"]
+    record = build(house, lock, arch="9.0").result["record"]
+    [made] = record["built"]
+    assert (made["nvcc"], made["arch"], record["cuda"]) == (release, "9.0", release)
+    [library] = venv(house, "current").glob("lib/*/site-packages/gamma*.so")
+    code = library.read_bytes()
+    assert b"sm_90" in code and b"sm_80" not in code and b"compute_80" not in code
+    refused = build(house, lock.replace("2.0", "1.0", 1), arch="9.0").error
+    assert "no nvcc 7.x here" in refused["message"] and f"is {release}" in refused["message"]
+    assert "cuda-toolkit-7-5" in refused["hint"]
+    house.environment["PATH"] = path
+
+
+def test_wheels_that_do_not_agree_never_become_current(house):
+    good = build(house, "alpha==1.0\n").result["id"]
+    before = house.call("env-list").result
+    refused = build(house, "alpha==2.0\nneedy==1.0\n").error
+    assert refused["kind"] == "environment" and refused["log"] == ["needy 1.0 wants alpha>=9, which is 2.0"]
+    after = house.call("env-list").result
+    assert current(house) == good
+    for what in ("environments", "half_built"):
+        assert len(after[what]) == len(before[what])
+
+
+def test_an_environment_that_the_release_cannot_use_is_kept_but_not_used(house):
+    before = build(house, "alpha==1.0\n").result["id"]
+    files = house.payload(
+        **{"trainer/describe.py": None, "trainer/selfcheck.py": "import alpha\nprint('fine')\n"}
+    )
+    assert house.deploy(files, python="env:current").result["versions"] == "fine"
+    refused = build(house, "omega==1.0\n", name="bare").error
+    assert refused["kind"] == "import-check" and "No module named 'alpha'" in refused["message"]
+    assert "invoke env.use bare" in refused["hint"] and current(house) == before
+    assert house.call("env-list", only=["bare"]).result["environments"][0]["packages"] == {"omega": "1.0"}
+    assert house.call("env-use", env="bare").error["kind"] == "import-check"
+    shutil.rmtree(house.roots["opt"] + "/releases")  # for the tests that follow
+
+
+def test_what_the_wheelhouse_lacks_is_said_before_anything_is_made(house):
+    before = house.call("env-list").result["half_built"]
+    refused = build(house, "alpha==1.0\nzeta==3.1\neta==0.2\n--no-binary eta\n").error
+    assert "lacks zeta==3.1, eta==0.2 (its source), for Python" in refused["message"]
+    assert house.call("env-list").result["half_built"] == before
+    offered = ["alpha-2.0-py3-none-any.whl", "alpha-1.0-cp27-cp27m-linux_x86_64.whl", "junk.txt"]
+    offered += ["zeta-3.1-py3-none-any.whl", "eta-0.2.tar.gz", "eta-0.2-py3-none-any.whl"]
+    looked = build(house, "alpha==1.0\nzeta==3.1\neta==0.2\n--no-binary eta\n", offered=offered).result
+    assert (looked["outcome"], looked["send"]) == ("missing", ["eta-0.2.tar.gz", "zeta-3.1-py3-none-any.whl"])
+
+
+# -- cuts ----------------------------------------------------------------------------------------------------
+
+
+def test_wheels_go_on_at_the_byte_where_the_stream_was_cut(box):
+    name, data = tiny.wheel("alpha", "1.0", {"alpha.py": f"DATA = {'x' * 3_000_000!r}\n"})
+    manifest = box.manifest_of({name: data})
+    stream = box.tar_of({name: data})
+    cut = box.call("wheels", files=manifest, stream=True, stream_bytes=stream[:2_500_000]).error
+    assert cut["kind"] == "verify" and "goes on where this ended" in cut["hint"]
+    [want] = box.call("wheels", files=manifest).result["want"]
+    assert 1_000_000 < want["from"] < 2_500_000
+    rest = box.tar_of({name: data[want["from"] :]})
+    kept = box.call("wheels", files=manifest, stream=True, stream_bytes=rest).result
+    assert kept == {"files": 1, "bytes": len(data) - want["from"]}
+    assert (Path(box.roots["lib"]) / "wheelhouse" / name).read_bytes() == data
+    assert box.call("wheels", files=manifest).result["want"] == []
+
+
+def test_a_damaged_or_foreign_file_is_never_kept(box):
+    name, data = tiny.wheel("alpha", "1.0")
+    manifest = box.manifest_of({name: data})
+    bad = box.tar_of({name: data[:-1] + b"?"})
+    assert (
+        "arrived damaged"
+        in box.call("wheels", files=manifest, stream=True, stream_bytes=bad).error["message"]
+    )
+    other = box.tar_of({"beta-1.0-py3-none-any.whl": b"x"})
+    assert (
+        "not wanted" in box.call("wheels", files=manifest, stream=True, stream_bytes=other).error["message"]
+    )
+    assert box.call("wheels", files=box.manifest_of({"../x.whl": b""})).error["kind"] == "usage"
+    assert box.call("wheels", files=box.manifest_of({"notes.txt": b""})).error["kind"] == "usage"
+    assert box.call("wheels", files=manifest).result["want"] == [{"path": name, "from": 0}]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler on this machine")
+def test_a_build_outlives_its_agent_and_its_reader_and_its_compiled_wheel_serves_the_next(house):
+    go = house.base / "go"
+    send(house, tiny.sdist("beta", "1.0", "beta.c", tiny.C_SOURCE, wait=str(go)))
+    good = build(house, "alpha==1.0\n").result["id"]
+    args = {"name": "tiny", "lock": COMPILED, "offline": True, "base": house.python}
+    process = house.begin("env-build", args)
+    log = venv(house, "build.log")
+    house.wait_for(lambda: "compiling" in log.read_text(), "it compiles", 60)
+    process.send_signal(signal.SIGKILL)
+    house.collect(process)
+    left = house.call("env-list").result
+    assert left["current"] == good and left["building"]["operator"]["user"] == "ana"
+    # pip goes on and holds the lock for its dead agent; who comes next follows it, then makes all of it anew
+    second = house.begin("env-build", args, user="bob")
+    seen = []
+    while not any("still building" in str(frame) for frame in seen):
+        seen.append(house.next_frame(second))
+    second.stdout.close()
+    assert house.call("env-prune").error["kind"] == "locked"
+    assert house.call("stop").result["outcome"] == "nothing-to-stop"  # a build keeps nobody from that
+    third = house.begin("env-build", args, user="eva")
+    go.touch()
+    while "broken off: it is made anew" not in str(seen[-1]):
+        seen.append(house.next_frame(third))
+    third.stdout.close()
+    house.wait_for(lambda: current(house) != good, "the last one builds all of it, read by nobody", 90)
+    found = house.call("env-list", only=["current"]).result
+    assert found["half_built"] == [] and found["environments"][0]["operator"]["user"] == "eva"
+    assert found["environments"][0]["packages"] == {"alpha": "3.0", "beta": "1.0"}
+    assert says(house, "current", "import alpha, beta; print(alpha.VERSION, beta.answer())") == "3.0 42"
+    [made] = found["environments"][0]["built"]
+    again = build(house, COMPILED.replace("3.0", "4.0")).result["record"]["built"]
+    assert (made["choice"], again) == ("built", [{**made, "choice": "kept"}])
+    for each in (process, second, third):
+        end(each)
+
+
+def end(process):
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
+    process.wait(30)
+
+
+# -- runs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_its_environment_and_prune_never_takes_one_in_use(house):
+    assert house.deploy().result["outcome"] == "deployed"
+    envs = [build(house, "alpha==1.0\n").result["id"]]
+    started = house.call("start", recipe="tiny", overrides={"behave": "train"}, python="env:current").result
+    record = house.file(started["run"], "run.json")
+    assert record["python"] == str(venv(house, envs[0]) / "bin/python")
+    locks = ("alpha==2.0\n", "omega==1.0\n", "alpha==3.0\n")
+    envs += [build(house, each).result["id"] for each in locks]
+    with subprocess.Popen(
+        [venv(house, envs[1]) / "bin/python", "-c", "input()"], stdin=subprocess.PIPE
+    ) as other:
+        house.wait_for(lambda: b"venv" in procs.read_proc(other.pid, "cmdline"), "it runs")
+        looked = house.call("env-prune").result
+        other.communicate(b"\n")
+    kept = looked["kept"]
+    assert kept[envs[0]] == f"{started['run']} is alive" and kept[envs[1]] == f"process {other.pid} uses it"
+    assert (kept[envs[2]], kept[envs[3]]) == ("the previous one", "the current one")
+    doomed = [each["id"] for each in looked["doomed"]]
+    assert not set(envs) & set(doomed) and looked["freed_bytes"] > 0
+    refused = house.call("env-prune", envs=[envs[0]]).error
+    assert refused["kind"] == "usage" and "is alive" in refused["message"]
+    assert house.call("env-prune", keep=100).result["doomed"] == [
+        each for each in looked["doomed"] if each["name"] is None
+    ]  # the half-built ones are nobody's
+    assert house.call("env-prune", envs=[*doomed, envs[1]]).result["removed"] == [*doomed, envs[1]]
+    assert not venv(house, envs[1]).exists() and venv(house, envs[0]).exists()
+    house.call("stop")
+    house.call("pin", run=started["run"])
+    assert house.call("env-prune").result["kept"][envs[0]] == f"{started['run']} is pinned"
+    house.call("pin", run=started["run"], off=True)
+    assert [each["id"] for each in house.call("env-prune").result["doomed"]] == [envs[0]]
+
+
+def test_an_interpreter_made_by_hand_is_left_alone(box):
+    by_hand = venv(box, "current")
+    (by_hand / "bin").mkdir(parents=True)
+    (by_hand / "bin" / "python").symlink_to(sys.executable)
+    refused = build(box, "alpha==1.0\n").error
+    assert refused["kind"] == "environment" and "made by hand" in refused["message"]
+    assert f"mv {by_hand} {by_hand}-by-hand" in refused["hint"]
+    seen = box.call("doctor", python="env:current", prove=False).result["python"]
+    assert seen["path"] == str(by_hand / "bin/python") and seen["error"] is None
+
+
+def test_an_environment_that_is_not_there_is_said(ready):
+    answer = ready.call("start", recipe="tiny", overrides={}, python="env:cu130")
+    assert answer.error["kind"] == "no-python" and "venv/cu130/bin/python" in answer.error["message"]
+    assert "invoke env.build" in answer.error["hint"]
+
+
+# -- locks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("torch>=2.10\n", "line 1 of the lock does not pin one version: torch>=2.10"),
+        ("\n\ntorch\n", "line 3 of the lock does not pin"),
+        ("torch==2.*\n", "does not pin"),
+        ("a==1\nA==2\n", "line 2 of the lock pins a a second time"),
+        ("torch @ file:///x.whl\n", "does not pin"),
+        ("a==1\n--trusted-host x\n", "line 2 of the lock has an option that is not taken"),
+        ("a==1\n--no-binary :all:\n", "an option that is not taken"),
+        ("a==1\n--no-binary b\n", "builds b from source, but pins no version of it"),
+        ("a==1\n--index-url https://me:secret@host/simple\n", "holds the login of an index"),
+        ("# nothing\n", "pins nothing"),
+    ],
+)
+def test_a_lock_that_does_not_pin_is_refused_with_its_line(text, words):
+    with pytest.raises(Refusal) as refused:
+        lockfile.parse(text)
+    assert words in refused.value.message
+    assert "secret" not in refused.value.message + refused.value.hint
+
+
+def test_a_lock_is_what_pip_tools_write():
+    text = (
+        "# python: 3.12\n--extra-index-url https://a.org/whl\nTorch==2.13.0+cpu ; os_name == 'posix' \\\n"
+        "    --hash=sha256:aa \\\n    --hash=sha256:bb\nflash_linear.attention[cuda]==0.6.0  # via us\n"
+    )
+    lock = lockfile.parse(text)
+    assert [(pin.name, pin.version) for pin in lock.pins] == [
+        ("torch", "2.13.0+cpu"),
+        ("flash-linear-attention", "0.6.0"),
+    ]
+    assert lock.pins[0].line.endswith("--hash=sha256:aa --hash=sha256:bb") and lock.python == "3.12"
+    assert lock.options == ("--extra-index-url", "https://a.org/whl")
+    turned = lockfile.parse("\n".join(reversed([pin.line for pin in lock.pins])))
+    facts = {"python": "3.12", "machine": "x86_64", "arch": None}
+    assert lock.identity(facts) == turned.identity(facts) != lock.identity({**facts, "arch": "9.0"})
+
+
+def test_a_lock_for_another_python_is_refused(house):
+    refused = build(house, "# python: 3.4\nalpha==1.0\n").error
+    assert refused["kind"] == "environment" and "is for Python 3.4" in refused["message"]
+    assert "--base /usr/bin/python3.4" in refused["hint"]
