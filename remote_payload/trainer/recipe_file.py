@@ -48,13 +48,16 @@ class Tree:
     def override(self, key: str, value: Any) -> None:
         *sections, last = key.split(".")
         at, walked = self.values, ""
+        place = f"override {key}={value}"
         for section in sections:
             walked = f"{walked}.{section}".lstrip(".")
+            if section not in at:
+                self.lines[walked] = place
             at = at.setdefault(section, {})
             if not isinstance(at, dict):
                 raise Refusal(f"override {key}: {walked} is a value, not a section")
         at[last] = value
-        self.lines[key] = f"override {key}={value}"
+        self.lines[key] = place
 
 
 def read_tree(path: Path) -> Tree:

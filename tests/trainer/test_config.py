@@ -66,6 +66,8 @@ def test_overrides_come_as_a_mapping_or_as_assignments_and_are_checked_alike(tin
         load_recipe("tiny", tiny_release, ["train.step=7"])
     with pytest.raises(Refusal, match=r"write key=value"):
         load_recipe("tiny", tiny_release, ["train.steps"])
+    with pytest.raises(Refusal, match=r"override trian\.steps=7: unknown key trian; did you mean train\?"):
+        load_recipe("tiny", tiny_release, ["trian.steps=7"])
 
 
 def test_a_missing_recipe_names_those_that_are_there(tiny_release):
