@@ -205,7 +205,11 @@ def test_an_interruption_leaves_nothing_behind(model, tmp_path, capsys):
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a " * 500}]
     (tmp_path / "long.jsonl").write_text((json.dumps({"conversations": turns}) + "\n") * 30_000)
     ctrl_c = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    ctrl_c.start()
-    assert prepare(tmp_path / "long.jsonl", model, tmp_path / "o.safetensors", "--workers", "1") == 130
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of pytest-xdist ignores it
+    try:
+        ctrl_c.start()
+        assert prepare(tmp_path / "long.jsonl", model, tmp_path / "o.safetensors", "--workers", "1") == 130
+    finally:
+        signal.signal(signal.SIGINT, ignored)
     assert "interrupted; nothing was written" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["long.jsonl"]
