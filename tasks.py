@@ -31,7 +31,7 @@ def _task(
         positional=positional,
         default=default,
         auto_shortflags=False,
-        help=help_,
+        help={key.rstrip("_"): text for key, text in help_.items()},
     )
     return made
 
@@ -238,7 +238,7 @@ def runs_list(c: Context, limit: str = "20", box: Any = None, json_: bool = Fals
 @_task("box", name="show", positional=("run",), run="run id, or newest", **_BOX)
 def runs_show(c: Context, run: Any = None, box: Any = None, json_: bool = False) -> None:
     """Say all that made a run what it was."""
-    _on_boxes(c, "runs.show", box, json_, module="runs_show", run_id=_named(run))
+    _on_boxes(c, "runs.show", box, json_, run_id=_named(run))
 
 
 @_task(
@@ -253,15 +253,13 @@ def runs_diff(
     c: Context, first: Any = None, second: Any = None, box: Any = None, json_: bool = False
 ) -> None:
     """Compare two runs: what differed, what came of it."""
-    _on_boxes(c, "runs.diff", box, json_, module="runs_diff", first=first, second=second)
+    _on_boxes(c, "runs.diff", box, json_, first=first, second=second)
 
 
 @_task("box", name="prune", keep="how many of the newest stay", yes="do not ask", **_BOX)
 def runs_prune(c: Context, keep: str = "", yes: bool = False, box: Any = None, json_: bool = False) -> None:
     """Remove old runs: never a live or a pinned one."""
-    _on_boxes(
-        c, "runs.prune", box, json_, module="runs_prune", one_at_a_time=True, whole={"keep": keep}, yes=yes
-    )
+    _on_boxes(c, "runs.prune", box, json_, one_at_a_time=True, whole={"keep": keep}, yes=yes)
 
 
 @_task(
@@ -283,7 +281,69 @@ def runs_pin(
 ) -> None:
     """Keep a run from being pruned."""
     options = {"run_id": _named(run), "off": off, "reason": reason}
-    _on_boxes(c, "runs.pin", box, json_, module="runs_pin", **options)
+    _on_boxes(c, "runs.pin", box, json_, **options)
+
+
+@_task(
+    "box",
+    "source",
+    name="build",
+    name_="a lock that comes with the payload, or with --lock what to call it",
+    lock="lock file: a requirements file in which every line is NAME==VERSION",
+    wheelhouse="folder of wheels here, for a container without a network (default: the container's index)",
+    source="build this from its source as well, such as causal-conv1d==1.7.0; repeat it for several",
+    base="interpreter in the container to make it of (default: the agent's)",
+    arch="GPU architecture for CUDA sources, such as 9.0 (default: that of the GPUs there)",
+    aside="only build it: env.use makes it current",
+    **_BOX,
+)
+def env_build(
+    c: Context,
+    name: str = "",
+    lock: str = "",
+    wheelhouse: str = "",
+    source: Any = None,
+    base: str = "",
+    arch: str = "",
+    aside: bool = False,
+    box: Any = None,
+    json_: bool = False,
+) -> None:
+    """Make a Python environment from a lock; switch when whole."""
+    options = {"env": name, "lock": lock, "wheels": wheelhouse, "source": source or ()}
+    options |= {"base": base, "arch": arch, "aside": aside}
+    _on_boxes(c, "env.build", box, json_, **options)
+
+
+@_task("box", name="list", default=True, **_BOX)
+def env_list(c: Context, box: Any = None, json_: bool = False) -> None:
+    """List the environments: what is in each, who uses it."""
+    _on_boxes(c, "env.list", box, json_)
+
+
+@_task("box", name="use", positional=("env",), env="name, beginning of an id, or previous", **_BOX)
+def env_use(c: Context, env: Any = None, box: Any = None, json_: bool = False) -> None:
+    """Make another environment the current one."""
+    _on_boxes(c, "env.use", box, json_, env=env or "")
+
+
+@_task(
+    "box",
+    name="diff",
+    positional=("first", "second"),
+    first="name, beginning of an id, current or previous",
+    second="the one to compare with it",
+    **_BOX,
+)
+def env_diff(c: Context, first: Any = None, second: Any = None, box: Any = None, json_: bool = False) -> None:
+    """Compare two environments, package by package."""
+    _on_boxes(c, "env.diff", box, json_, first=first or "", second=second or "")
+
+
+@_task("box", name="prune", keep="how many of the newest stay (default: 0)", yes="do not ask", **_BOX)
+def env_prune(c: Context, keep: str = "0", yes: bool = False, box: Any = None, json_: bool = False) -> None:
+    """Remove environments that nothing uses."""
+    _on_boxes(c, "env.prune", box, json_, one_at_a_time=True, whole={"keep": keep}, yes=yes)
 
 
 @_task("box", quick="without the kernel proof, which takes a minute or two with a cold cache", **_BOX)
@@ -335,3 +395,4 @@ namespace = Collection(
 )
 namespace.add_collection(Collection("sandbox", up, down, sandbox_status, model))
 namespace.add_collection(Collection("runs", runs_list, runs_show, runs_diff, runs_prune, runs_pin))
+namespace.add_collection(Collection("env", env_build, env_list, env_use, env_diff, env_prune))

@@ -98,8 +98,7 @@ def payload(facts: Json, endpoint: Endpoint, ours: str) -> Iterator[Check]:
 
 def _python(python: Json, endpoint: Endpoint) -> Check:
     if python["error"]:
-        mend = f"make a virtual environment with torch at {endpoint.python}, or name another: "
-        mend += "python: in inventory.yaml"
+        mend = "invoke env.build makes one, or name one that is there: python: in inventory.yaml"
         return failed(PAYLOAD, "python", python["error"], mend)
     found = python["versions"]
     missing = [name for name in ("torch", "transformers") if not found.get(name)]

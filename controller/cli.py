@@ -31,6 +31,7 @@ _GOES_ON = {
     "restart": "the restart goes on; `invoke status` shows how far it got",
     "abort": "the stop goes on; `invoke status` shows when it is done",
     "exec": "the agent ends the command",
+    "env.build": "the build goes on; `invoke env.build` with the same options follows it",
     "fetch": "what has arrived stays, and the same command goes on from there",
 }
 
@@ -50,15 +51,15 @@ def operate(
 ) -> None:
     """Run `controller.<module>` on each box, print, and raise invoke's Exit with the worst code.
 
-    `dry` prints the operation's plan instead. `one_at_a_time` is for tasks that stream or take the terminal,
-    `lone` for those that do so without end.
+    The module has the task's name, `.` as `_`, unless it is named. `dry` prints the operation's plan
+    instead. `one_at_a_time` is for tasks that stream or take the terminal, `lone` for those without end.
     `whole` and `seconds` are options that are numbers, as they were typed.
     """
 
     def work() -> int:
         options.update({name: _number(int, name, text) for name, text in (whole or {}).items()})
         options.update({name: _number(float, name, text) for name, text in (seconds or {}).items()})
-        operation = importlib.import_module(f"controller.{module or task}")
+        operation = importlib.import_module(f"controller.{(module or task).replace('.', '_')}")
         chosen = inventory.load().pick(boxes)
         if (lone or options.get("follow")) and len(chosen) > 1:
             what = task if lone else "--follow"

@@ -6,7 +6,10 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from controller import words
 
 _lock = threading.Lock()
 _REDRAW_S, _PLAIN_S = 0.2, 10.0
@@ -56,6 +59,15 @@ class Console:
             self._drawn = True
         elif plain:
             self._write(f"{self.prefix}{text}\n")
+
+    def sent(self, pieces: Iterable[bytes], total: int) -> Iterator[bytes]:
+        """The same pieces, and how far they have got."""
+        count = 0
+        for piece in pieces:
+            yield piece
+            count += len(piece)
+            self.progress(f"sent {words.size(count)} of {words.size(total)}")
+        self.clear()
 
     def confirmed(self, question: str) -> bool:
         """Whether a person at a terminal says yes; False where there is none to ask."""

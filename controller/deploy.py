@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from controller import links, release, source, words
@@ -46,7 +45,7 @@ def run(box: Box, console: Console, *, allow_slow_kernels: bool = False) -> Outc
     if result["outcome"] == "missing":
         paths = result["want"]
         sent = release.tar_bytes(wanted, paths)
-        stream = _watched(release.tar(wanted, paths), sent, console)
+        stream = console.sent(release.tar(wanted, paths), sent)
         result = call(box, "deploy", {**args, "stream": True}, stream=stream, on_note=console.agent_note)
     document = {
         "outcome": result["outcome"],
@@ -75,15 +74,6 @@ def _args(
         "stream": stream,
         "source": source.of(wanted.root),
     }
-
-
-def _watched(pieces: Iterable[bytes], total: int, console: Console) -> Iterator[bytes]:
-    sent = 0
-    for piece in pieces:
-        yield piece
-        sent += len(piece)
-        console.progress(f"sent {words.size(sent)} of {words.size(total)}")
-    console.clear()
 
 
 def _text(document: dict[str, Any]) -> str:

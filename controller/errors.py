@@ -125,7 +125,17 @@ _AGENT_KINDS: dict[str, type[PctrunError]] = {
     "locked": Locked,
     "internal": AgentFailed,
     **dict.fromkeys(
-        ("no-release", "no-recipe", "no-model", "no-python", "disk", "import-check", "verify", "kernels"),
+        (
+            "no-release",
+            "no-recipe",
+            "no-model",
+            "no-python",
+            "disk",
+            "import-check",
+            "verify",
+            "kernels",
+            "environment",
+        ),
         PreflightFailed,
     ),
 }

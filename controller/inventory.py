@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from controller.errors import InventoryError, Usage
 
 FILE_NAME = "inventory.yaml"
+CURRENT_ENVIRONMENT = "env:current"  # the agent knows where that is
 PROJECT = Path(__file__).resolve().parent.parent
 
 Place = tuple[str | int, ...]
@@ -69,7 +70,7 @@ class Box(_Strict):
     sudo: bool = False
     vmid: int = Field(ge=100)
     agent_python: str = "/usr/bin/python3"
-    python: str = "/opt/pctrun/venv/current/bin/python"
+    python: str = CURRENT_ENVIRONMENT
     roots: Roots = Roots()
     recipe: str
     overrides: dict[str, Any] = {}

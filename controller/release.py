@@ -37,7 +37,12 @@ class Release:
         return sum(entry.bytes for entry in self.entries)
 
     def manifest(self) -> list[dict[str, object]]:
-        return [asdict(entry) for entry in self.entries]
+        return manifest_of(self.entries)
+
+
+def manifest_of(files: Iterable[Entry]) -> list[dict[str, object]]:
+    """The files as the agent is told of them."""
+    return [asdict(file) for file in files]
 
 
 def payload_root() -> Path:
@@ -48,12 +53,12 @@ def payload_root() -> Path:
 def scan(root: Path | None = None) -> Release:
     """Hash the payload. Hidden files, `__pycache__` and `*.pyc` do not travel."""
     root = root or payload_root()
-    entries = tuple(_entry(path, root) for path in _files(root))
+    entries = tuple(entry(path, root) for path in _files(root))
     if not entries:
         raise Usage(f"nothing to deploy in {root}")
     digest = hashlib.sha256()
-    for entry in entries:
-        digest.update(f"{entry.path}\0{entry.mode:o}\0{entry.sha256}\n".encode())
+    for each in entries:
+        digest.update(f"{each.path}\0{each.mode:o}\0{each.sha256}\n".encode())
     return Release(digest.hexdigest()[:_HASH_CHARS], root, entries)
 
 
@@ -62,23 +67,27 @@ def tar(release: Release, wanted: Sequence[str]) -> Iterator[bytes]:
 
     Raises PctrunError when a file is no longer the one that was hashed.
     """
-    by_path = {entry.path: entry for entry in release.entries}
+    by_path = {each.path: each for each in release.entries}
     unknown = [path for path in wanted if path not in by_path]
     if unknown:
         raise PctrunError(f"the container asks for {unknown[0]}, which is not in release {release.id}")
-    for path in wanted:
-        entry = by_path[path]
-        header = tarfile.TarInfo(path)  # owner 0, group 0, time 0
-        header.size, header.mode = entry.bytes, entry.mode
+    yield from stream(release.root, [(by_path[path], 0) for path in wanted])
+
+
+def stream(root: Path, files: Iterable[tuple[Entry, int]]) -> Iterator[bytes]:
+    """Files below `root` as a tar, each from the byte that is named with it."""
+    for file, start in files:
+        header = tarfile.TarInfo(file.path)  # owner 0, group 0, time 0
+        header.size, header.mode = file.bytes - start, file.mode
         yield header.tobuf(tarfile.PAX_FORMAT)
-        yield from _content(release.root / path, entry)
-        yield b"\0" * (-entry.bytes % tarfile.BLOCKSIZE)
+        yield from _content(root / file.path, file, start)
+        yield b"\0" * (-header.size % tarfile.BLOCKSIZE)
     yield b"\0" * (2 * tarfile.BLOCKSIZE)
 
 
 def tar_bytes(release: Release, wanted: Iterable[str]) -> int:
     """The size of that tar, for plans and progress (a path of up to 100 characters has one header block)."""
-    sizes = {entry.path: entry.bytes for entry in release.entries}
+    sizes = {each.path: each.bytes for each in release.entries}
     block = tarfile.BLOCKSIZE
     return sum(block + -(-sizes[path] // block) * block for path in wanted) + 2 * block
 
@@ -94,7 +103,8 @@ def _files(root: Path) -> Iterator[Path]:
             yield path
 
 
-def _entry(path: Path, root: Path) -> Entry:
+def entry(path: Path, root: Path) -> Entry:
+    """One file, hashed."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
@@ -104,13 +114,14 @@ def _entry(path: Path, root: Path) -> Entry:
     return Entry(path.relative_to(root).as_posix(), digest.hexdigest(), size, mode)
 
 
-def _content(path: Path, entry: Entry) -> Iterator[bytes]:
+def _content(path: Path, known: Entry, start: int) -> Iterator[bytes]:
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while size <= entry.bytes and (piece := file.read(_PIECE)):
+        while size <= known.bytes and (piece := file.read(_PIECE)):
             digest.update(piece)
+            fresh = piece[max(0, start - size) :]
             size += len(piece)
-            if size <= entry.bytes:
-                yield piece
-    if size != entry.bytes or digest.hexdigest() != entry.sha256:
-        raise PctrunError(f"{entry.path} changed while it was being sent", "deploy again")
+            if size <= known.bytes and fresh:
+                yield fresh
+    if size != known.bytes or digest.hexdigest() != known.sha256:
+        raise PctrunError(f"{known.path} changed while it was being sent", "run it again")

@@ -57,7 +57,9 @@ def _screen(box: Box, row: Json) -> Iterator[str]:
     known = [f"{name} {versions[name]}" for name in _MAIN if versions.get(name)]
     yield _line("versions", ", ".join(known) or "not recorded")
     packages = place.get("packages") or {}
-    yield _line("packages", f"{len(packages)}, environment {place.get('environment') or '?'}")
+    env = place.get("env")
+    built = f" ({env['name']} {env['id'][:8]} of env.list)" if env else ""
+    yield _line("packages", f"{len(packages)}, environment {place.get('environment') or '?'}{built}")
     yield _line("gpus", gpus(place.get("gpus") or {}))
     machine = place.get("machine") or {}
     if machine:

@@ -50,9 +50,8 @@ def run(
                 lines = [line.strip() for line in piece.decode("utf-8", "replace").splitlines()]
                 last = next((line for line in reversed(lines) if line), last)
             passed = int(time.monotonic() - began)
-            call.frames.note(
-                f"{what}, {passed} s: {last[:SHOWN]}" if last else f"{what}, {passed} s", passing=True
-            )
+            now = f": {_short(last)}" if last else ""
+            call.frames.note(f"{what}, {passed} s{now}", passing=True)
         code = child.wait()
     with open(log, "rb") as file:
         file.seek(start)
@@ -60,6 +59,11 @@ def run(
     if code != 0:
         raise _failed(what, code, said, log)
     return said
+
+
+def _short(line: str) -> str:
+    """Without the file and line of the lock, which pip says behind every name."""
+    return line.partition(" (from ")[0][:SHOWN]
 
 
 def _failed(what: str, code: int, said: str, log: str) -> Refusal:

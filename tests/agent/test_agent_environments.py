@@ -1,8 +1,6 @@
 """`current` must be a whole environment at every moment, and a cut must cost no wheel that is here."""
 
-import contextlib
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,49 +10,13 @@ import pytest
 from agent import lockfile, procs
 from agent.call import Refusal
 from tests.agent import tiny_packages as tiny
-from tests.agent.conftest import make_box, remove_box
-
-COMPILED = "alpha==3.0\nbeta==1.0\n--no-binary beta\n"
-
-
-def send(box, *files):
-    """Put files into the box's wheelhouse, as the controller does."""
-    content = dict(files)
-    manifest = box.manifest_of(content)
-    want = box.call("wheels", files=manifest).result["want"]
-    stream = box.tar_of({each["path"]: content[each["path"]][each["from"] :] for each in want})
-    return box.call("wheels", files=manifest, stream=True, stream_bytes=stream).result
-
-
-def build(box, lock, name="tiny", **args):
-    return box.call("env-build", name=name, lock=lock, base=box.python, offline=True, **args)
-
-
-def venv(box, env):
-    return Path(box.roots["opt"]) / "venv" / env
-
-
-def says(box, env, program):
-    done = subprocess.run(
-        [venv(box, env) / "bin/python", "-I", "-c", program], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def current(box):
-    link = venv(box, "current")
-    return link.readlink().name if link.is_symlink() else None
+from tests.agent.houses import build, current, says, stocked, venv
 
 
 @pytest.fixture(scope="module")
 def house():
-    """A box with a wheelhouse, shared: what is built already costs nothing. Tests say what is current."""
-    made = make_box()
-    wheels = [tiny.wheel("alpha", f"{number}.0") for number in range(1, 5)]
-    send(made, *wheels, tiny.wheel("needy", "1.0", requires="alpha>=9"), tiny.wheel("omega", "1.0"))
-    yield made
-    remove_box(made)
+    with stocked() as made:
+        yield made
 
 
 def test_a_lock_becomes_an_environment_once_and_another_stands_beside_it(house):
@@ -73,33 +35,6 @@ def test_a_lock_becomes_an_environment_once_and_another_stands_beside_it(house):
     assert [each["name"] for each in listed["environments"]] == ["newer", "tiny"]
     assert (listed["current"], listed["previous"], listed["building"]) == (first["id"], second["id"], None)
     assert house.call("env-list", only=["nower"]).error["hint"].startswith("there are: newer (")
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc on this machine")
-def test_a_cuda_source_is_compiled_by_the_nvcc_of_torchs_cuda_for_one_architecture(house):
-    said = subprocess.run(["nvcc", "--version"], capture_output=True, text=True).stdout
-    release = said.split("release ")[1].split(",")[0]
-    for version, cuda in (("2.0", release), ("1.0", "7.5")):
-        send(
-            house,
-            tiny.wheel("torch", version, {"torch/__init__.py": "", "torch/version.py": f"cuda = '{cuda}'"}),
-        )
-    send(house, tiny.sdist("gamma", "1.0", "gamma.cu", tiny.CU_SOURCE))
-    path = house.environment["PATH"]
-    house.environment["PATH"] = f"{path}:{Path(shutil.which('nvcc')).resolve().parent}"
-    lock = "torch==2.0\ngamma==1.0\n--no-binary gamma\n"
-    refused = build(house, lock).error
-    assert refused["kind"] == "environment" and "--arch 9.0" in refused["hint"]
-    record = build(house, lock, arch="9.0").result["record"]
-    [made] = record["built"]
-    assert (made["nvcc"], made["arch"], record["cuda"]) == (release, "9.0", release)
-    [library] = venv(house, "current").glob("lib/*/site-packages/gamma*.so")
-    code = library.read_bytes()
-    assert b"sm_90" in code and b"sm_80" not in code and b"compute_80" not in code
-    refused = build(house, lock.replace("2.0", "1.0", 1), arch="9.0").error
-    assert "no nvcc 7.x here" in refused["message"] and f"is {release}" in refused["message"]
-    assert "cuda-toolkit-7-5" in refused["hint"]
-    house.environment["PATH"] = path
 
 
 def test_wheels_that_do_not_agree_never_become_current(house):
@@ -171,51 +106,6 @@ def test_a_damaged_or_foreign_file_is_never_kept(box):
     assert box.call("wheels", files=box.manifest_of({"../x.whl": b""})).error["kind"] == "usage"
     assert box.call("wheels", files=box.manifest_of({"notes.txt": b""})).error["kind"] == "usage"
     assert box.call("wheels", files=manifest).result["want"] == [{"path": name, "from": 0}]
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler on this machine")
-def test_a_build_outlives_its_agent_and_its_reader_and_its_compiled_wheel_serves_the_next(house):
-    go = house.base / "go"
-    send(house, tiny.sdist("beta", "1.0", "beta.c", tiny.C_SOURCE, wait=str(go)))
-    good = build(house, "alpha==1.0\n").result["id"]
-    args = {"name": "tiny", "lock": COMPILED, "offline": True, "base": house.python}
-    process = house.begin("env-build", args)
-    log = venv(house, "build.log")
-    house.wait_for(lambda: "compiling" in log.read_text(), "it compiles", 60)
-    process.send_signal(signal.SIGKILL)
-    house.collect(process)
-    left = house.call("env-list").result
-    assert left["current"] == good and left["building"]["operator"]["user"] == "ana"
-    # pip goes on and holds the lock for its dead agent; who comes next follows it, then makes all of it anew
-    second = house.begin("env-build", args, user="bob")
-    seen = []
-    while not any("still building" in str(frame) for frame in seen):
-        seen.append(house.next_frame(second))
-    second.stdout.close()
-    assert house.call("env-prune").error["kind"] == "locked"
-    assert house.call("stop").result["outcome"] == "nothing-to-stop"  # a build keeps nobody from that
-    third = house.begin("env-build", args, user="eva")
-    go.touch()
-    while "broken off: it is made anew" not in str(seen[-1]):
-        seen.append(house.next_frame(third))
-    third.stdout.close()
-    house.wait_for(lambda: current(house) != good, "the last one builds all of it, read by nobody", 90)
-    found = house.call("env-list", only=["current"]).result
-    assert found["half_built"] == [] and found["environments"][0]["operator"]["user"] == "eva"
-    assert found["environments"][0]["packages"] == {"alpha": "3.0", "beta": "1.0"}
-    assert says(house, "current", "import alpha, beta; print(alpha.VERSION, beta.answer())") == "3.0 42"
-    [made] = found["environments"][0]["built"]
-    again = build(house, COMPILED.replace("3.0", "4.0")).result["record"]["built"]
-    assert (made["choice"], again) == ("built", [{**made, "choice": "kept"}])
-    for each in (process, second, third):
-        end(each)
-
-
-def end(process):
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        with contextlib.suppress(BrokenPipeError):
-            pipe.close()
-    process.wait(30)
 
 
 # -- runs ----------------------------------------------------------------------------------------------------

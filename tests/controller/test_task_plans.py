@@ -14,6 +14,11 @@ from controller import (
     attach,
     deploy,
     doctor,
+    env_build,
+    env_diff,
+    env_list,
+    env_prune,
+    env_use,
     execution,
     fetch,
     links,
@@ -77,6 +82,16 @@ PLANS: dict[str, tuple[Any, Box, dict[str, Any]]] = {
     "runs-diff": (runs_diff, LAB, {"first": "r-0003", "second": "r-0004"}),
     "runs-prune": (runs_prune, LAB, {"keep": 5}),
     "runs-pin": (runs_pin, LAB, {"run_id": "r-0004", "reason": "the paper"}),
+    "env-build": (env_build, LAB, {"env": "tiny"}),
+    "env-build-wheelhouse": (
+        env_build,
+        LAB,
+        {"env": "tiny", "wheels": "wheels", "source": ["beta==1.0"], "arch": "9.0", "aside": True},
+    ),
+    "env-list": (env_list, LAB, {}),
+    "env-use": (env_use, LAB, {"env": "previous"}),
+    "env-diff": (env_diff, LAB, {"first": "previous", "second": "current"}),
+    "env-prune": (env_prune, LAB, {"keep": 2}),
     "wait": (wait, LAB, {"until": "finished", "timeout_s": 60}),
 }
 
@@ -99,6 +114,9 @@ def test_the_plan_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "a.py").write_text("a = 1\n")
+    if name.startswith("env-build"):
+        (tmp_path / "locks").mkdir()
+        (tmp_path / "locks" / "tiny.txt").write_text("alpha==1.0\n")
     monkeypatch.setattr(release, "payload_root", lambda: tmp_path)
     operation, box, options = PLANS[name]
     golden(f"plans/{name}.txt", plan.text(operation.plan(box, **options), box))
