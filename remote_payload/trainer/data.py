@@ -83,6 +83,8 @@ class Corpus:
 
 def load_tokenizer(model: str) -> Any:
     """The target's own tokenizer, from its folder alone."""
+    if not Path(model).is_dir():  # transformers would take it for the name of a repository
+        raise Refusal(f"target model {model}: no such folder; name the one that holds the tokenizer")
     from transformers import AutoTokenizer
 
     try:

@@ -174,6 +174,7 @@ def test_a_bad_line_leaves_nothing_behind(model, tmp_path, capsys):
     [
         (["none.jsonl", "--out", "o.safetensors"], "none.jsonl: cannot be read"),
         (["c.jsonl", "--out", "o.bin"], "name it ….safetensors"),
+        (["c.jsonl", "--out", "o.safetensors", "--model", "/none"], "target model /none: no such folder"),
         (["c.jsonl", "--out", "none/o.safetensors"], "none/o.safetensors: no such folder"),
         (["c.jsonl", "--out", "o.safetensors", "--max-document", "0"], "must be at least 1"),
         (["empty.jsonl", "--out", "o.safetensors"], "no usable conversation (the file is empty)"),
@@ -188,7 +189,7 @@ def test_refusals_are_one_line(arguments, complaint, model, tmp_path, monkeypatc
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     Path("c.jsonl").write_text(json.dumps({"conversations": chat}))
     Path("empty.jsonl").touch()
-    assert main([*arguments, "--model", str(model), "--workers", "1"]) == 2
+    assert main(["--model", str(model), "--workers", "1", *arguments]) == 2
     assert complaint in capsys.readouterr().err
 
 
