@@ -81,7 +81,7 @@ def _shm(facts: Json, endpoint: Endpoint) -> Check:
     return ok(CONTAINER, "/dev/shm", says)
 
 
-def payload(facts: Json, endpoint: Endpoint, ours: str) -> Iterator[Check]:
+def payload(facts: Json, ours: str) -> Iterator[Check]:
     """`ours` is the release that a deploy from here would make."""
     current = facts["release"]["current"]
     if current is None:
@@ -91,19 +91,19 @@ def payload(facts: Json, endpoint: Endpoint, ours: str) -> Iterator[Check]:
         yield warning(PAYLOAD, "release", says, "invoke deploy, unless it is meant to stay")
     else:
         yield ok(PAYLOAD, "release", f"{current[:8]}, the same as here")
-    yield _python(facts["python"], endpoint)
+    yield _python(facts["python"])
     yield from _recipe(facts)
     yield _caches(facts["caches"])
 
 
-def _python(python: Json, endpoint: Endpoint) -> Check:
+def _python(python: Json) -> Check:
     if python["error"]:
         mend = "invoke env.build makes one, or name one that is there: python: in inventory.yaml"
         return failed(PAYLOAD, "python", python["error"], mend)
     found = python["versions"]
     missing = [name for name in ("torch", "transformers") if not found.get(name)]
     if missing:
-        mend = f"invoke exec '{python['path']} -m pip install {' '.join(missing)}'"
+        mend = f"invoke exec '{python['path']} -m pip install {' '.join(missing)}', or invoke env.build"
         return failed(PAYLOAD, "python", f"{python['path']} has no {' and no '.join(missing)}", mend)
     shown = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     return ok(PAYLOAD, "python", shown)

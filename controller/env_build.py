@@ -13,7 +13,7 @@ from controller.console import Console
 from controller.errors import Usage
 from controller.inventory import CURRENT_ENVIRONMENT, Box
 from controller.outcome import Outcome
-from controller.plan import Plan, Step
+from controller.plan import Plan, Step, planned_python
 
 Json = dict[str, Any]
 
@@ -139,8 +139,9 @@ def _text(box: Box, document: Json) -> list[str]:
         nvcc = f", nvcc {each['nvcc']} for {each['arch']}" if each["nvcc"] else ""
         how = "from before" if each["choice"] == "kept" else f"in {words.duration(each['seconds'])}"
         lines.append(f"  {each['name']} {each['version']} built {how}{nvcc}")
-    if box.python != CURRENT_ENVIRONMENT:
+    used = planned_python(box)
+    if used != CURRENT_ENVIRONMENT:
         lines.append(
-            f"  this box runs {box.python}: `python: {CURRENT_ENVIRONMENT}` in the inventory uses this one"
+            f"  this box runs {used}: `python: {CURRENT_ENVIRONMENT}` in the inventory uses this one"
         )
     return lines
