@@ -51,7 +51,7 @@ def call(
         "roots": box.roots.model_dump(),
         "operator": {"user": getpass.getuser(), "host": socket.gethostname()},
     }
-    opening = bundle.preamble() + json.dumps(request).encode("ascii") + b"\n"
+    opening = bundle.preamble(verb) + json.dumps(request).encode("ascii") + b"\n"
     links.count_round_trip(box)
     try:
         status = link.run(

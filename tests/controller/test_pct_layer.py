@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.main import VERBS
 from controller import bundle, pct
 from controller.endpoint import Endpoint
 
@@ -60,16 +61,36 @@ def test_the_loader_runs_the_bundle_and_leaves_the_rest_of_stdin() -> None:
     assert done.stdout == b"ran with b'request\\n'\n"
 
 
-def test_the_bundle_is_a_python_program_that_holds_the_whole_agent() -> None:
-    size, _, program = bundle.preamble().partition(b"\n")
+def shipped(verb: str) -> dict[str, str]:
+    size, _, program = bundle.preamble(verb).partition(b"\n")
     assert int(size) == len(program)
-    assert len(program) < 40 * 1024
     program = zlib.decompress(program)
     compile(program, "bundle", "exec")
     first = program.split(b"\n", 1)[0].decode("ascii")
-    sources = ast.literal_eval(first.removeprefix("SOURCES = "))
-    assert {"agent", "agent.main", "agent.snapshot"} <= sources.keys()
+    sources: dict[str, str] = ast.literal_eval(first.removeprefix("SOURCES = "))
+    return sources
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_bundle_of_a_verb_holds_all_that_it_imports(verb: str) -> None:
+    sources = shipped(verb)
+    assert {"agent", "agent.main", VERBS[verb]} <= sources.keys()
     assert "agent.boot" not in sources
+    for text in sources.values():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.module == "agent":
+                assert {f"agent.{alias.name}" for alias in node.names} <= sources.keys()
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("agent."):
+                assert node.module in sources
+            elif isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("agent") for alias in node.names)
+
+
+def test_a_look_travels_light_and_an_unknown_verb_gets_the_agents_own_refusal() -> None:
+    assert len(bundle.preamble("snapshot")) < 40 * 1024
+    assert "agent.deploy" not in shipped("snapshot")
+    nobody = shipped("nonsense")
+    assert "agent.main" in nobody and not nobody.keys() & set(VERBS.values())
 
 
 REFUSALS = [
