@@ -78,7 +78,7 @@ def _order(args: argparse.Namespace) -> dict[str, Any]:
         }
     except OSError as error:
         raise Refusal(f"{path} cannot be read ({error.strerror}): name a recipe with --recipe") from None
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise Refusal(f"{path} is not a run's record: {error}") from None
 
 
@@ -95,8 +95,11 @@ def _train(
     place_in_world = _place_in_world()
     if place_in_world[0] > 0:  # process 0 keeps the run's record, the others their own below it
         run_dir /= f"process-{place_in_world[0]}"
-    run_dir.mkdir(parents=True, exist_ok=True)
-    record = RunRecord(run_dir, recipe.train.steps)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        record = RunRecord(run_dir, recipe.train.steps)
+    except OSError as error:
+        raise Refusal(f"--run-dir {run_dir} cannot be written ({error.strerror})") from None
     try:
         from trainer.session import Session
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -202,7 +203,9 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     ):
         for key, value in dataclasses.asdict(values).items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if number and (value < 0 or (value == 0 and key not in zero_allowed)):
+            if number and not math.isfinite(value):
+                yield f"{section}.{key}", f"is {value}: write a finite number"
+            elif number and (value < 0 or (value == 0 and key not in zero_allowed)):
                 yield (
                     f"{section}.{key}",
                     f"is {value}: it must be {'0 or more' if key in zero_allowed else 'above 0'}",
@@ -246,6 +249,8 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         )
     if train.warmup_share > 1:
         yield "train.warmup_share", f"is {train.warmup_share}: it is a share of the steps, at most 1"
+    if train.beta2 >= 1:
+        yield "train.beta2", f"is {train.beta2}: it is a decay, below 1"
     yield from _topology_problems(topology)
 
 

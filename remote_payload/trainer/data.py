@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trainer import prepared
-from trainer.errors import Refusal
+from trainer.errors import Refusal, last_line
 from trainer.rendering import Dropped, Renderer, parse_line
 from trainer.seeding import generator
 
@@ -89,8 +89,8 @@ def load_tokenizer(model: str) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise Refusal(f"target model {model}: no tokenizer there ({str(error).splitlines()[0]})") from None
+    except Exception as error:  # transformers and tokenizers raise whatever a damaged file leads them into
+        raise Refusal(f"target model {model}: no tokenizer there ({last_line(error)})") from None
     if not tokenizer.chat_template:
         raise Refusal(
             f"target model {model}: its tokenizer has no chat template; add chat_template.jinja there"

@@ -71,7 +71,8 @@ def checkpoint_config(g: DrafterGeometry) -> dict[str, Any]:
 def export(drafter: Drafter, geometry: DrafterGeometry, out_dir: Path) -> Path:
     """Write bf16 weights and config.json to `out_dir`, which appears whole; an earlier export is replaced.
 
-    The target's embedding and head are not part of it: servers share their own.
+    The target's embedding and head are not part of it: servers share their own. Raises Refusal where the disk
+    does not take it.
     """
     out_dir = Path(out_dir)
     incoming = out_dir.with_name(f".{out_dir.name}.incoming")
@@ -81,12 +82,18 @@ def export(drafter: Drafter, geometry: DrafterGeometry, out_dir: Path) -> Path:
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
         for name, tensor in drafter.state_dict().items()
     }
-    save_file(tensors, incoming / WEIGHTS, metadata={"format": "pt"})
-    (incoming / WEIGHTS).chmod(0o644)
-    (incoming / "config.json").write_text(json.dumps(checkpoint_config(geometry), indent=2) + "\n")
-    for path in incoming.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+    try:
+        save_file(tensors, incoming / WEIGHTS, metadata={"format": "pt"})
+        (incoming / WEIGHTS).chmod(0o644)
+        (incoming / "config.json").write_text(json.dumps(checkpoint_config(geometry), indent=2) + "\n")
+        for path in incoming.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(incoming, ignore_errors=True)
+        raise Refusal(
+            f"{out_dir} cannot be written ({error}): free room, then continue from the last checkpoint"
+        ) from None
     if out_dir.exists():
         earlier = out_dir.with_name(f".{out_dir.name}.earlier")
         shutil.rmtree(earlier, ignore_errors=True)

@@ -72,9 +72,12 @@ def target_text_config(model: str) -> dict[str, Any]:
         raise Refusal(
             f"target model {model}: {path} cannot be read ({error.strerror}); put the model folder there"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refusal(f"{path}: not JSON ({error})") from None
-    return {**config, **config.get("text_config", {})}
+    text = config.get("text_config") or {} if isinstance(config, dict) else None
+    if not isinstance(text, dict):
+        raise Refusal(f"{path}: not the configuration of a model: fetch the model again")
+    return {**config, **text}
 
 
 def is_hybrid(text_config: dict[str, Any]) -> bool:
@@ -93,6 +96,9 @@ def resolve(recipe: Recipe) -> DrafterGeometry:
         raise Refusal(
             f"{recipe.target.model}/config.json has no {error}: not a causal language model"
         ) from None
+    for name, value in (("hidden_size", hidden), ("vocab_size", vocab), ("num_hidden_layers", depth)):
+        if not isinstance(value, int) or value < 1:
+            raise Refusal(f"{recipe.target.model}/config.json: {name} is {value!r}: fetch the model again")
     ids = recipe.target.layer_ids or tap_layer_ids(depth, recipe.target.taps)
     if list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= depth:
         raise Refusal(
@@ -146,6 +152,10 @@ def _mask_token_id(recipe: Recipe, target: dict[str, Any]) -> int:
 
 def _rope_theta(target: dict[str, Any]) -> float:
     """Only the base is taken over: copying partial or multimodal rotary settings makes acceptance vanish."""
-    parameters = target.get("rope_parameters") or {}
+    parameters = target.get("rope_parameters")
+    parameters = parameters if isinstance(parameters, dict) else {}
     parameters = parameters.get("full_attention") or parameters  # Gemma 3 has one set a layer type
-    return float(target.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
+    theta = target.get("rope_theta") or parameters.get("rope_theta") or 10000.0
+    if not isinstance(theta, int | float):
+        raise Refusal(f"the target's config.json: rope_theta is {theta!r}: set drafter.rope_theta")
+    return float(theta)

@@ -65,9 +65,12 @@ class Optimizer:
         return {f"{m}.{name}": state[p][m] for m in MOMENTS for name, p in self._named.items() if p in state}
 
     def load(self, tensors: dict[str, torch.Tensor], step: int) -> None:
-        """Take over moments saved after `step` steps; the weights were loaded before."""
+        """Take over moments saved after `step` steps; the weights were loaded before. Raises KeyError for a
+        missing moment, RuntimeError for one of another shape, which the fused kernel would read beyond."""
         for name, parameter in self._named.items():
             state = {m: tensors[f"{m}.{name}"].to(parameter.device, torch.float32) for m in MOMENTS}
+            if odd := [m for m in MOMENTS if state[m].shape != parameter.shape]:
+                raise RuntimeError(f"{odd[0]}.{name} is of shape {list(state[odd[0]].shape)}")
             # torch keeps the count on the parameter's device when fused
             self._adamw.state[parameter] = {
                 "step": torch.tensor(float(step), device=parameter.device),

@@ -90,6 +90,20 @@ def write(path: Path, prepared: Prepared) -> None:
         incoming.unlink(missing_ok=True)
 
 
+def _check_whole(tensors: dict[str, torch.Tensor], keys: Any) -> None:
+    """Raises ValueError where the tensors do not fit together: documents would be other texts in silence."""
+    ids, mask, starts = (tensors[name] for name in ("ids", "mask", "starts"))
+    if ids.dtype != torch.int32 or ids.dim() != 1 or ids.shape != mask.shape:
+        raise ValueError("ids and mask do not belong together")
+    if len(ids) and int(ids.min()) < 0:
+        raise ValueError("a token below 0")
+    whole = starts.dim() == 1 and len(starts) > 1 and int(starts[0]) == 0 and int(starts[-1]) == len(ids)
+    if not whole or bool((starts.diff() < 1).any()):
+        raise ValueError("starts do not divide the ids into documents")
+    if not isinstance(keys, list) or len(keys) != len(starts) - 1:
+        raise ValueError("not one key a document")
+
+
 def read(path: Path, tokenizer: Any, max_document: int) -> Prepared:
     """Raises Refusal for a file that is not whole, or was made with another tokenizer, template or rule, or
     cut shorter than `max_document`."""
@@ -101,11 +115,12 @@ def read(path: Path, tokenizer: Any, max_document: int) -> Prepared:
             origin = Origin(**json.loads((file.metadata() or {})[_HEADER]))
             tensors = {name: file.get_tensor(name) for name in ("ids", "mask", "starts", "keys")}
         keys = json.loads(bytes(tensors["keys"].numpy()).decode())
+        _check_whole(tensors, keys)
     except KeyError:
         raise Refusal(
             f"{path}: no file of trainer.prepare; data.train and data.heldout name one or jsonl"
         ) from None
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise Refusal(f"{path}: cannot be read ({str(error).splitlines()[0]}); {again}") from None
     for what, was, is_now in zip(
         ("tokenizer", "chat template"),

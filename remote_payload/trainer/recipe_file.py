@@ -68,6 +68,8 @@ def read_tree(path: Path) -> Tree:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise Refusal(f"{path}:{line}: not YAML: {error.problem}") from None
+    except (ValueError, yaml.YAMLError, RecursionError) as error:  # no text, or nested without end
+        raise Refusal(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(root, yaml.MappingNode):
         raise Refusal(f"{path}:1: a recipe is a mapping of sections: see recipes/")
     lines: dict[str, str] = {}
@@ -79,13 +81,19 @@ def _mapping(node: yaml.MappingNode, prefix: str, path: Path, lines: dict[str, s
     for key_node, value_node in node.value:
         key = f"{prefix}{key_node.value}"
         place = f"{path}:{key_node.start_mark.line + 1}"
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise Refusal(f"{place}: a key is a word: write section and value, as in recipes/")
         if key in lines:
             raise Refusal(f"{place}: {key} is written twice, first at {lines[key]}: keep one")
         lines[key] = place
         if isinstance(value_node, yaml.MappingNode):
             values[key_node.value] = _mapping(value_node, f"{key}.", path, lines)
         else:
-            values[key_node.value] = _plain(value_node)
+            try:
+                values[key_node.value] = _plain(value_node)
+            except (ValueError, yaml.YAMLError) as error:
+                problem = getattr(error, "problem", None) or error
+                raise Refusal(f"{place}: {key} is no value ({problem}): write text in quotes") from None
     return values
 
 
@@ -114,7 +122,7 @@ def parse_overrides(overrides: object) -> dict[str, Any]:
 def _scalar(key: str, text: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    except (ValueError, yaml.YAMLError):
         raise Refusal(f"override {key}={text}: the value is not a YAML scalar") from None
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.errors import Refusal
 from trainer.prompts import Conversation, append, dropped_path, finished_ids
+from trainer.rendering import encodes
 
 if TYPE_CHECKING:
     import aiohttp
@@ -114,7 +115,7 @@ async def check(session: aiohttp.ClientSession, server: Server) -> None:
         raise Refusal(
             f"{server.url}: no answer ({_words(error)}); start the server or correct --server"
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return
     if served and server.model not in served:
         raise Refusal(
@@ -141,6 +142,8 @@ async def _worker(
         tally.under_way += 1
         try:
             await _converse(session, server, one, tally)
+            if not encodes(one.line()):  # a limit may cut an emoji in two
+                raise _Never("holds half a character (a lone surrogate)")
         except _Again as trouble:
             tally.failed += 1
             _tell(f"no answer to {one.key}: {trouble}; --resume asks again")
@@ -225,7 +228,7 @@ async def _ask(
             return message_of(await response.json(content_type=None))
     except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
         raise _Again(_words(error)) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _Again("an answer that is not JSON") from None
 
 
@@ -237,10 +240,13 @@ def message_of(answer: Any) -> tuple[dict[str, Any], int]:
         choice = answer["choices"][0]
         said, finish = choice["message"], choice.get("finish_reason")
         message: dict[str, Any] = {"role": "assistant", "content": said.get("content") or ""}
-        usage = answer.get("usage") or {}
-    except (KeyError, IndexError, TypeError, AttributeError):
+        thoughts = said.get("reasoning_content") or said.get("reasoning") or ""
+        tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
+        if not isinstance(message["content"], str) or not isinstance(thoughts, str):
+            raise TypeError
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         raise _Again("an answer of an unknown shape") from None
-    if thoughts := said.get("reasoning_content") or said.get("reasoning"):
+    if thoughts:
         message["reasoning_content"] = thoughts
     if said.get("tool_calls"):
         message["tool_calls"] = said["tool_calls"]
@@ -248,7 +254,7 @@ def message_of(answer: Any) -> tuple[dict[str, Any], int]:
         message["finish"] = "length"
     elif finish not in ("stop", "tool_calls", None):
         raise _Never(f"finish_reason {finish}")
-    return message, int(usage.get("completion_tokens") or 0)
+    return message, tokens
 
 
 def fault(message: dict[str, Any]) -> str | None:

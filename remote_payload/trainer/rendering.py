@@ -23,6 +23,7 @@ from trainer.errors import Refusal
 
 VERSION = 1  # of the rules above; a file prepared under others is refused
 _SHAPE = 'write {"id": "…", "conversations": [{"role": "user", "content": "…"}, …]}'
+_HALF_A_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # the only way to write one in UTF-8
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -55,8 +56,10 @@ def parse_line(line: str, place: str) -> Conversation:
     Raises Refusal at `place` (file:line) for a malformed line, Dropped for one that holds more than text."""
     try:
         item = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refusal(f"{place}: not JSON ({error}); {_SHAPE}") from None
+    if _HALF_A_CHARACTER.search(line) and not encodes(item):
+        raise Dropped("holds half a character (a lone surrogate)")
     messages = item.get("conversations", item.get("messages")) if isinstance(item, dict) else None
     if not isinstance(messages, list) or not messages:
         raise Refusal(f'{place}: no list "conversations"; {_SHAPE}')
@@ -69,6 +72,15 @@ def parse_line(line: str, place: str) -> Conversation:
         raise Refusal(f'{place}: "chat_template_kwargs" is no mapping; write {{"enable_thinking": false}}')
     parsed = [_message(message, f"{place}: turn {turn}") for turn, message in enumerate(messages)]
     return Conversation(str(item.get("id", place)), parsed, tools or None, options)
+
+
+def encodes(item: Any) -> bool:
+    """No tokenizer takes a lone surrogate; servers send one where a limit cut an emoji in two."""
+    try:
+        json.dumps(item, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _message(message: Any, place: str) -> dict[str, Any]:
@@ -107,7 +119,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -197,8 +209,9 @@ class Renderer:
                 add_generation_prompt=prompt,
                 **options,
             )
-        except (TemplateError, TypeError, KeyError) as error:
-            raise Dropped(f"the chat template refuses it ({str(error).splitlines()[0]})") from None
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise Dropped(f"the chat template refuses it ({reason})") from None
 
     def _marked(self, conversation: Conversation, turn: int) -> _Answer:
         """The answer as the template's author marks it, with `{% generation %}`."""

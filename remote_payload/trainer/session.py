@@ -101,7 +101,9 @@ class Session:
         print(f"· {detail}", flush=True)
 
     def _tell(self, text: str) -> None:
-        """Progress within a stage."""
+        """Progress within a stage; a stop need not wait for its end."""
+        if self.stop.is_set() and self.world.size == 1:
+            raise Stopped
         self.record.progress(detail=text)
         print(f"  {text}", flush=True)
 
@@ -162,6 +164,12 @@ class Session:
             max_document=data.max_document,
             min_supervised=data.min_supervised,
         )
+        highest = max(int(document.ids.max()) for document in corpus.documents)
+        if highest >= self.geometry.vocab_size:
+            raise Refusal(
+                f"{name}: token {highest} is beyond the target's vocabulary of {self.geometry.vocab_size}: "
+                f"{self.recipe.target.model} holds the tokenizer of another model"
+            )
         print(f"  {name}: {corpus.summary()}", flush=True)
         return corpus
 
@@ -261,7 +269,7 @@ class Session:
         if _due(result.steps_done, report.HEADER_EVERY) and not result.last:
             print(report.HEADER, flush=True)
         if self.world.leads and (_due(result.steps_done, train.checkpoint_every) or result.last):
-            self._checkpoint(result.steps_done)
+            self._save(result)
         evaluated = self.world.leads and _due(result.steps_done, train.eval_every) and not result.last
         if evaluated:
             self._evaluate()
@@ -286,6 +294,16 @@ class Session:
         rows = -(-self.recipe.rows_per_step // self.world.size)
         found = balance.judge(self.devices.split, result.busy, result.costs, rows, apart=self.devices.apart)
         return found.as_state()
+
+    def _save(self, result: StepResult) -> None:
+        """A disk that is full now may have room at the next checkpoint; only the last one must not fail."""
+        try:
+            self._checkpoint(result.steps_done)
+        except Refusal as refusal:
+            if result.last:
+                raise
+            self.record.note(str(refusal))
+            print(f"· {refusal}; training goes on", flush=True)
 
     def _checkpoint(self, step: int) -> None:
         self.record.phase("checkpointing", f"step {step}")

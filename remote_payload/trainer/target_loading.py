@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer import weights
-from trainer.errors import Refusal
+from trainer.errors import Refusal, last_line
 from trainer.geometry import DrafterGeometry
 from trainer.kernels import LONGEST, TOKENS, prove
 from trainer.target import SharedHead, Target, build
@@ -25,6 +25,7 @@ from trainer.weights import Stored
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a run reads its folder and nothing else
 
+FLOATS = {"BF16", "F16", "F32", "F64"}  # narrower ones are quantised: their scales lie in other tensors
 LAYER_KINDS = {"full_attention", "sliding_attention", "linear_attention"}
 PACKED_DELTA_NET = (5, 9)  # the first transformers whose delta net is told where documents begin
 # What serving engines keep as the checkpoint has it whatever their dtype: rounding it to bf16 would change
@@ -71,14 +72,15 @@ def load_target(
 
 def _configuration(model: str) -> tuple[Any, bool]:
     """The language model's configuration, and whether its head is its embedding."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     if not Path(model).is_dir():
         raise Refusal(f"target model {model}: no such folder; put the model there or set target.model")
     try:
         whole = AutoConfig.from_pretrained(model, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise Refusal(f"target model {model}: cannot be loaded ({str(error).splitlines()[0]})") from None
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        raise Refusal(f"target model {model}: cannot be loaded ({last_line(error)})") from None
     return whole.get_text_config(decoder=True), bool(getattr(whole, "tie_word_embeddings", False))
 
 
@@ -115,8 +117,10 @@ def skeleton(config: Any, model: str, layers: int, dtype: torch.dtype) -> nn.Mod
     try:
         with torch.device("meta"):
             decoder = AutoModel.from_config(cut, dtype=dtype)
-    except (ValueError, KeyError, AttributeError, ImportError) as error:
-        raise Refusal(f"target model {model}: {str(error).splitlines()[0]}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, ImportError, ArithmeticError) as error:
+        raise Refusal(
+            f"target model {model}: config.json asks for the impossible ({last_line(error)})"
+        ) from None
     parts = ("embed_tokens", "layers", "rotary_emb")
     if absent := [name for name in parts if not hasattr(decoder, name)]:
         raise Refusal(
@@ -150,12 +154,19 @@ def _fill(
                 f"target model {model}: {each.name} has shape {list(each.shape)}, config.json asks for "
                 f"{list(shape)}"
             )
+        if each.dtype not in FLOATS:
+            raise Refusal(
+                f"target model {model}: {each.name} is stored as {each.dtype}, a quantised checkpoint: take "
+                "the bf16 one (target.precision: fp8 makes fast products of it)"
+            )
     _check_room(wanted, model, device, dtype)
     head: list[Tensor] = []
 
     def put(each: Stored, tensor: Tensor) -> None:
         keep = each.name.endswith(AS_STORED) or not tensor.is_floating_point()
         tensor = tensor if keep else tensor.to(dtype)
+        if not bool(tensor.sum(dtype=torch.float32).isfinite()):
+            raise Refusal(f"target model {model}: {each.name} has NaN or infinite values: fetch it again")
         if each.name == head_name:
             head.append(tensor)
         else:

@@ -11,6 +11,7 @@ Exit codes: 0 no FAIL, 1 at least one FAIL, 2 usage (no such folder).
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections import Counter
@@ -22,7 +23,7 @@ from trainer.errors import Refusal
 from trainer.finding import FAIL, OK, WARN, Finding, fail, warn
 from trainer.geometry import target_text_config
 from trainer.verify_config import check_config, check_target, dflash_of, is_count
-from trainer.verify_tensors import check_tensors
+from trainer.verify_tensors import check_tensors, is_file, read_text
 
 
 def verify(folder: Path, target: str | None = None) -> list[Finding]:
@@ -33,10 +34,10 @@ def verify(folder: Path, target: str | None = None) -> list[Finding]:
         raise Refusal(f"{folder}: no such folder; name the one that holds config.json and the weights")
     wanted = target_text_config(target) if target else None
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(read_text(folder / "config.json"))
         if not isinstance(config, dict):
             raise ValueError("not a mapping")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         return [fail(f"config.json cannot be read ({reason})", "write it; no loader works without it")]
     findings = check_config(config)
@@ -52,7 +53,7 @@ def check_auto_map(folder: Path, config: dict[str, Any]) -> list[Finding]:
     """`auto_map` serves AutoModel only, and only with the file that it names."""
     value = config.get("auto_map")
     model = value.get("AutoModel") if isinstance(value, dict) else None
-    if not isinstance(model, str) or "--" in model or (folder / f"{model.split('.')[0]}.py").is_file():
+    if not isinstance(model, str) or "--" in model or is_file(folder / f"{model.split('.')[0]}.py"):
         return []
     return [warn(f"auto_map names {model}, whose file is not here", "add it, or drop auto_map")]
 
@@ -67,7 +68,7 @@ def check_mask_word(target: str, config: dict[str, Any]) -> list[Finding]:
         added = {token["id"] for token in tokenizer.get("added_tokens", [])}
         vocab = tokenizer["model"]["vocab"]
         words = {i: w for w, i in vocab.items()} if isinstance(vocab, dict) else dict(enumerate(vocab))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return [warn(f"{path} cannot be read", "the mask token was not looked up")]
     if mask in added or mask not in words:
         return []
@@ -91,6 +92,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", metavar="MODEL", help="folder of the target model, to compare with")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
     args = parser.parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a hostile file may hold what no terminal can show
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         findings = verify(args.folder, args.target)
     except Refusal as refusal:

@@ -25,6 +25,9 @@ SIZES = (
 )
 
 
+MOST_LAYERS = 1000  # a drafter has a handful; a table for what a hostile file says would fill the memory
+
+
 def is_count(value: Any, least: int = 1) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
@@ -93,6 +96,8 @@ def _sizes(config: dict[str, Any]) -> Iterator[Finding]:
             yield fail(f"{key} is missing", why)
         elif not is_count(config[key]):
             yield fail(f"{key} is {config[key]!r}", "write a whole number above 0")
+    if is_count(layers := config.get("num_hidden_layers"), MOST_LAYERS + 1):
+        yield fail(f"num_hidden_layers is {layers}", "no drafter is that deep: write its number of layers")
     eps = config.get("rms_norm_eps")
     if not isinstance(eps, float) or not 0 < eps < 1e-2:
         yield fail(f"rms_norm_eps is {eps!r}", "write the value it was trained with, e.g. 1e-6")

@@ -5,6 +5,7 @@ The layout: `fc`, `hidden_norm`, `norm` and eleven tensors a layer, 58 for five 
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.finding import Finding, fail, ok, or_ok, warn
-from trainer.verify_config import SIZES, is_count, layer_ids_of
+from trainer.verify_config import MOST_LAYERS, SIZES, is_count, layer_ids_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _NAMED = 5  # names in one line
@@ -29,10 +30,27 @@ class Stored:
     dtype: str
 
 
+def is_file(path: Path) -> bool:
+    """A regular file: opening a pipe would wait for ever, and a name may be too long to ask for."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def read_text(path: Path) -> str:
+    """Raises OSError, ValueError for what is no UTF-8."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "no regular file")
+    return path.read_text(encoding="utf-8")
+
+
 def expected_tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]] | None:
     """Name -> shape of the layout, or None if config.json lacks a size."""
     ids = layer_ids_of(config)
     if ids is None or not all(is_count(config.get(key)) for key in SIZES):
+        return None
+    if config["num_hidden_layers"] > MOST_LAYERS:
         return None
     hidden, inner, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
@@ -81,7 +99,7 @@ def check_tensors(folder: Path, config: dict[str, Any]) -> list[Finding]:
 
 def _read_headers(folder: Path) -> tuple[dict[str, Stored], list[Finding]]:
     """Tensors by stored name; a folder whose files cannot be read gives none and says why."""
-    present = sorted(path.name for path in folder.glob("*.safetensors"))
+    present = sorted(path.name for path in folder.glob("*.safetensors") if is_file(path))
     if not present:
         other = ", ".join(sorted(p.name for p in folder.glob("*.bin")))
         return {}, [
@@ -95,9 +113,9 @@ def _read_headers(folder: Path) -> tuple[dict[str, Stored], list[Finding]]:
     findings: list[Finding] = []
     if (folder / INDEX).exists():
         try:
-            where = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            where = json.loads(read_text(folder / INDEX))["weight_map"]
             files = sorted(set(where.values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             return {}, [fail(f"{INDEX} cannot be read ({error!r})", "write it again")]
     elif SINGLE in present:
         files = [SINGLE]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +29,12 @@ SAMPLES, SAMPLE_BYTES = 16, 4096  # of each file of a staged copy, evenly from i
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor as its shard's header describes it; `bytes` as stored."""
+    """One tensor as its shard's header describes it; `dtype` in the format's words (F32, BF16, …), `bytes` as
+    stored."""
 
     name: str
     shard: Path
+    dtype: str
     shape: tuple[int, ...]
     bytes: int
 
@@ -68,9 +70,9 @@ def index(folder: Path) -> dict[str, Stored]:
     if listing.is_file():
         try:
             places: dict[str, str] = json.loads(_text(listing))["weight_map"]
-        except (ValueError, KeyError, TypeError):
+            shards = [folder / name for name in sorted(set(places.values()))]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise Refusal(f"{listing} is not an index of safetensors: fetch the model again") from None
-        shards = [folder / name for name in sorted(set(places.values()))]
     else:
         places = {}
         shards = sorted(folder.glob("*.safetensors"))
@@ -84,24 +86,29 @@ def index(folder: Path) -> dict[str, Stored]:
     return stored
 
 
-def _header(shard: Path) -> Iterator[Stored]:
+def _header(shard: Path) -> list[Stored]:
     """The format's header: its length in 8 bytes, then JSON with shape and offsets of each tensor."""
     try:
         size = shard.stat().st_size
         with shard.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             head: dict[str, Any] = json.loads(file.read(min(length, size)))
-        entries = {name: entry for name, entry in head.items() if name != "__metadata__"}
-        ends = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        head.pop("__metadata__", None)
+        found = [
+            Stored(name, shard, str(entry["dtype"]), tuple(entry["shape"]), last - first)
+            for name, entry in head.items()
+            for first, last in (entry["data_offsets"],)
+        ]
+        ends = max((entry["data_offsets"][1] for entry in head.values()), default=0)
     except FileNotFoundError:
         raise Refusal(f"{shard} is missing: fetch the model again") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refusal(f"{shard} cannot be read as safetensors ({type(error).__name__})") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Refusal(
+            f"{shard} cannot be read as safetensors ({type(error).__name__}): fetch it again"
+        ) from None
     if size < 8 + length + ends:
         raise Refusal(f"{shard} has {size:,} of {8 + length + ends:,} bytes: fetch it again")
-    for name, entry in entries.items():
-        first, last = entry["data_offsets"]
-        yield Stored(name, shard, tuple(entry["shape"]), last - first)
+    return found
 
 
 def read(
@@ -112,7 +119,7 @@ def read(
 ) -> None:
     """Give each tensor, on `device`, to `place`; any order, several at a time. `on_progress` hears from this
     thread how far it is, and may end the reading by raising."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     opened = threading.local()
 
@@ -133,6 +140,10 @@ def read(
                 if time.monotonic() - told > PROGRESS_S:
                     told = time.monotonic()
                     on_progress(progress(done, total, told - began))
+        except SafetensorError as error:
+            pool.shutdown(cancel_futures=True)
+            folder, reason = wanted[0].shard.parent, str(error).splitlines()[0]
+            raise Refusal(f"{folder}: damaged safetensors ({reason}): fetch them again") from None
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
