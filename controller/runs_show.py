@@ -78,8 +78,9 @@ def _screen(box: Box, row: Json) -> Iterator[str]:
         yield _line("loss", f"{row['loss']:.4f} (mean of its last 20 steps)")
     if row["best_tau"] is not None:
         yield _line("τ", f"{row['tau']:.3f} last, {row['best_tau']:.3f} best at step {row['best_step']}")
-    saved = ", ".join(map(str, row["checkpoints"])) or "none"
-    yield _line("saved", f"checkpoints at step {saved}{'; export' if row['export'] else ''}")
+    steps = ", ".join(map(str, row["checkpoints"]))
+    saved = f"checkpoints at step {steps}" if steps else "no checkpoint"
+    yield _line("saved", f"{saved}{'; export' if row['export'] else ''}")
     yield from _values(place.get("recipe"))
 
 

@@ -62,7 +62,9 @@ def prepare(call: Call) -> Plan:
     model = str(recipe.get("model"))
     if not os.path.isdir(os.path.join(release_dir, model)):
         raise Refusal(
-            "no-model", f"the model folder {model} is not in the container", "put the target model there"
+            "no-model",
+            f"the model folder {model} is not in the container",
+            "put the target model there, or name another: --set target.model=FOLDER",
         )
     os.makedirs(roots.runs, exist_ok=True)
     room = os.statvfs(roots.runs)
