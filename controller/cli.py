@@ -86,7 +86,8 @@ def _number(kind: type[int] | type[float], name: str, text: str) -> float:
     except ValueError:
         pass
     wanted = "a whole number of 0 or more" if kind is int else "a number of seconds, 0 or more"
-    raise Usage(f"--{name.removesuffix('_s')} wants {wanted}, not '{text}'")
+    given = f", not '{text}'" if text else ""
+    raise Usage(f"--{name.removesuffix('_s')} wants {wanted}{given}")
 
 
 def boxes(names: list[str], *, as_json: bool) -> None:

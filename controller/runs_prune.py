@@ -35,9 +35,8 @@ def run(box: Box, console: Console, *, keep: int, yes: bool = False) -> Outcome:
     doomed: list[Json] = seen["doomed"]
     document = {"removed": [], "freed_bytes": 0, "doomed": doomed, "kept": seen["kept"]}
     if not doomed:
-        return Outcome(
-            document, f"nothing to remove: all {words.plural(len(seen['kept']), 'run')} stay{_why(seen)}"
-        )
+        stay = words.plural(len(seen["kept"]), "run")
+        return Outcome(document, f"nothing to remove, {stay} in all{_why(seen)}")
     for each in doomed:
         console.note(_line(each))
     question = f"remove {words.plural(len(doomed), 'run')} of {box.label}, {words.size(seen['freed_bytes'])}?"

@@ -313,6 +313,7 @@ def test_sandbox_down_and_up_by_hand(invoke: Invoke, embedded: sandbox.Endpoint)
         (("wait", "--timeout", "nan"), "--timeout wants a number of seconds, 0 or more, not 'nan'"),
         (("exec", "true", "--timeout=-1"), "--timeout wants a number of seconds, 0 or more, not '-1'"),
         (("logs", "--lines", "1.5"), "--lines wants a whole number of 0 or more, not '1.5'"),
+        (("runs.prune",), "--keep wants a whole number of 0 or more"),
     ],
 )
 def test_a_wrong_number_is_one_line(invoke: Invoke, words: tuple[str, ...], complaint: str) -> None:
