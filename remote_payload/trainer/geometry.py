@@ -96,7 +96,8 @@ def resolve(recipe: Recipe) -> DrafterGeometry:
         raise Refusal(
             f"{recipe.target.model}/config.json has no {error}: not a causal language model"
         ) from None
-    for name, value in (("hidden_size", hidden), ("vocab_size", vocab), ("num_hidden_layers", depth)):
+    sizes = ("hidden_size", "vocab_size", "num_hidden_layers", "intermediate_size")
+    for name, value in zip(sizes, (hidden, vocab, depth, intermediate), strict=True):
         if not isinstance(value, int) or value < 1:
             raise Refusal(f"{recipe.target.model}/config.json: {name} is {value!r}: fetch the model again")
     ids = recipe.target.layer_ids or tap_layer_ids(depth, recipe.target.taps)

@@ -89,6 +89,7 @@ def keep_rows(rows):
         (keep_rows(100), {"vocab_size": 100}, "is beyond the target's vocabulary of 100"),
         (dict, {"num_attention_heads": 3}, "is not a multiple of the number of attention heads"),
         (dict, {"hidden_size": "x"}, "hidden_size is 'x'"),
+        (dict, {"intermediate_size": None}, "intermediate_size is None"),
         (dict, {"rope_theta": "x"}, "rope_theta is 'x'"),
         (dict, {"text_config": 3}, "not the configuration of a model"),
     ],
