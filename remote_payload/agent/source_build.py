@@ -120,8 +120,7 @@ def _environment(place: Place, pin: Pin, tools: toolkit.Toolkit | None, arch: st
     more = {f"{pin.name.replace('-', '_').upper()}_FORCE_BUILD": "TRUE"}  # no wheel that was built elsewhere
     if tools is not None and arch is not None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        more["CUDA_HOME"] = tools.home
-        more["PYTORCH_NVCC"] = toolkit.wrap(tools, arch, place.work)
+        more["CUDA_HOME"] = toolkit.for_archs(tools, arch, os.path.join(place.work, pin.name)).home
         more["TORCH_CUDA_ARCH_LIST"] = arch
         more["MAX_JOBS"] = str(max(1, min(os.cpu_count() or 1, memory // JOB_BYTES)))
     return more

@@ -96,17 +96,27 @@ def find(cuda: str, packages: str, work: str) -> Toolkit:
     raise Refusal("environment", f"{words} ({others})" if others else words, mend)
 
 
-def wrap(found: Toolkit, archs: str, work: str) -> str:
-    """Write an nvcc that compiles for `archs` only, and return its path (for PYTORCH_NVCC)."""
+def for_archs(found: Toolkit, archs: str, work: str) -> Toolkit:
+    """The same toolkit in a folder of links, where `bin/nvcc` compiles for `archs` and nothing else.
+
+    In CUDA_HOME and not in PYTORCH_NVCC, which torch heeds only where it builds with ninja.
+    """
     numbers = [each.replace(".", "") for each in archs.split(";")]
     bare = sorted({re.sub(r"\D", "", number) for number in numbers})
     patterns = "|".join(f"*_{number}|*_{number},*|*_{number}a*" for number in bare)
     own = " ".join(f"-gencode arch=compute_{number},code=sm_{number}" for number in numbers)
-    path = os.path.join(work, "nvcc")
+    home = os.path.join(work, "cuda-home")
+    binaries = os.path.join(home, "bin")
+    os.makedirs(binaries)
+    for source, target in ((found.home, home), (os.path.dirname(found.nvcc), binaries)):
+        for name in os.listdir(source):
+            if name not in ("bin", "nvcc"):
+                os.symlink(os.path.join(source, name), os.path.join(target, name))
+    path = os.path.join(binaries, "nvcc")
     with open(path, "w", encoding="utf-8") as file:
         file.write(_WRAPPER % {"patterns": patterns, "own": own, "nvcc": shlex.quote(found.nvcc)})
     os.chmod(path, 0o755)
-    return path
+    return found._replace(home=home, nvcc=path)
 
 
 def _homes(cuda: str) -> list[str]:

@@ -23,7 +23,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
         time.sleep(0.1)
     library = NAME + sysconfig.get_config_var("EXT_SUFFIX")
     if SOURCE.endswith(".cu"):
-        compiler = os.environ["PYTORCH_NVCC"]
+        compiler = os.path.join(os.environ["CUDA_HOME"], "bin", "nvcc")
         for arch in os.environ["TORCH_CUDA_ARCH_LIST"].split(";"):
             print("for", arch)
         foreign = ["-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90"]
