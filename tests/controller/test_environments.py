@@ -13,7 +13,7 @@ from controller import env_build, env_diff, env_list, env_prune, env_use, links,
 from controller.console import Console
 from controller.errors import PreflightFailed, Usage
 from controller.execution import execute
-from controller.inventory import Box
+from controller.inventory import Box, Roots
 from tests.agent import tiny_packages as tiny
 
 CONSOLE = Console()
@@ -36,6 +36,10 @@ def lock(folder: Path, text: str) -> str:
 
 
 def test_a_container_without_a_network_gets_what_it_lacks_and_no_more(box: Box, wheels: Path) -> None:
+    """In a place of its own: a release that other tests deployed would have to import there."""
+    roots = Roots(**{name: f"/tmp/environments/{name}" for name in Roots.model_fields})
+    box = box.model_copy(update={"roots": roots})
+
     def build(text: str) -> env_build.Json:
         path = lock(wheels, text)
         made = env_build.run(box, CONSOLE, lock=path, wheels=str(wheels), base=_base(box))
@@ -47,7 +51,7 @@ def test_a_container_without_a_network_gets_what_it_lacks_and_no_more(box: Box, 
     assert build("alpha==1.0\n")["outcome"] == "unchanged"
     second = build("alpha==2.0\nomega==1.0\n")
     assert second["outcome"] == "built" and second["previous"] == first["id"]
-    python = f"/opt/pctrun/venv/{second['id']}/bin/python"
+    python = f"{roots.opt}/venv/{second['id']}/bin/python"
     told = execute(box, [python, "-I", "-c", "import alpha; print(alpha.VERSION)"])
     assert told.stdout == b"2.0\n"
     shown = env_list.run(box, CONSOLE)
