@@ -34,8 +34,8 @@ demo: env system model
 	@$(RUN) status || [ $$? -eq 5 ]
 	$(call say,restart)
 	@$(RUN) restart
-	$(call say,wait --until finished --timeout 900)
-	@$(RUN) wait --until finished --timeout 900
+	$(call say,wait --until finished --timeout 1800)
+	@$(RUN) wait --until finished --timeout 1800
 	$(call say,status)
 	@$(RUN) status
 
