@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from controller import runs, words
-from controller.call import call
+from controller import pruning, runs, words
 from controller.console import Console
-from controller.errors import Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
-from controller.plan import Plan, Step
-
-Json = dict[str, Any]
+from controller.plan import Plan
+from controller.pruning import Json, Pruning
 
 
 def plan(box: Box, *, keep: int, yes: bool = False) -> Plan:
-    return Plan(
-        "env.prune",
-        (
-            Step("look which environments may go, change nothing", "env-prune", _args(keep, [])),
-            Step("ask", ""),
-            Step("remove exactly those", "env-prune", _args(keep, ["(those)"]), maybe=True),
-        ),
-    )
+    return pruning.plan(ENVIRONMENTS, keep)
 
 
 def run(box: Box, console: Console, *, keep: int, yes: bool = False) -> Outcome:
@@ -31,27 +19,7 @@ def run(box: Box, console: Console, *, keep: int, yes: bool = False) -> Outcome:
 
     Raises Usage when nobody was there to say yes.
     """
-    seen = call(box, "env-prune", _args(keep, []))
-    doomed: list[Json] = seen["doomed"]
-    document = {"removed": [], "freed_bytes": 0, "doomed": doomed, "kept": seen["kept"]}
-    if not doomed:
-        return Outcome(document, f"nothing to remove{_why(seen)}")
-    for each in doomed:
-        console.note(f"  {_line(each)}")
-    size = words.size(seen["freed_bytes"])
-    question = f"remove {words.plural(len(doomed), 'environment')} of {box.label}, {size}?"
-    if not yes and not console.confirmed(question):
-        raise Usage(f"nothing was removed: {question.removesuffix('?')} was not confirmed", "--yes says so")
-    done = call(box, "env-prune", _args(keep, [each["id"] for each in doomed]), on_note=console.agent_note)
-    console.clear()
-    document |= {"removed": done["removed"], "freed_bytes": done["freed_bytes"]}
-    freed = words.size(done["freed_bytes"])
-    text = f"removed {words.plural(len(done['removed']), 'environment')}, {freed} freed"
-    return Outcome(document, text + _why(seen))
-
-
-def _args(keep: int, chosen: list[str]) -> Json:
-    return {"keep": keep, "envs": chosen}
+    return pruning.run(ENVIRONMENTS, box, console, keep=keep, yes=yes)
 
 
 def _line(each: Json) -> str:
@@ -62,3 +30,8 @@ def _line(each: Json) -> str:
 def _why(seen: Json) -> str:
     kept = [f"{env[:8]} ({why})" for env, why in seen["kept"].items()]
     return f"; kept: {', '.join(kept)}" if kept else ""
+
+
+ENVIRONMENTS = Pruning(
+    "env.prune", "env-prune", "envs", "environment", _line, _why, lambda seen: "nothing to remove"
+)

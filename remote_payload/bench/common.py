@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from trainer.errors import Refusal
+
 CONFIGS = Path(__file__).parent / "configs"
 CEILING_SIZE = 8192  # of the square product whose rate is the ceiling
 
@@ -101,6 +103,17 @@ def matrix_rate(
     if seconds:
         once = clock(products, device, repeats=max(3, round(seconds / once)), warmup=0)
     return 2 * size**3 * calls / once
+
+
+def concluded(run: Callable[[], list[str]], held: str = "checks") -> int:
+    """The exit code of a benchmark that returns its failed sections: 0 none, 1 some, 2 it was refused."""
+    try:
+        failures = run()
+    except Refusal as refusal:
+        print(f"error: {refusal}", file=sys.stderr)
+        return 2
+    say("\n" + (f"FAILED: {', '.join(failures)}" if failures else f"all sections ran, all {held} held"))
+    return 1 if failures else 0
 
 
 @contextlib.contextmanager

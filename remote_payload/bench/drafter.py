@@ -27,6 +27,7 @@ from torch import Tensor
 
 from bench.common import (
     clock,
+    concluded,
     config_folder,
     default_device,
     machine,
@@ -41,7 +42,6 @@ from trainer import compile_watch, fx_threads, islands, memory, products
 from trainer.anchors import draw_anchors
 from trainer.config import DataConfig, DrafterConfig, Recipe, TargetConfig, TrainConfig
 from trainer.data import Document, Row, pack
-from trainer.errors import Refusal
 from trainer.geometry import DrafterGeometry, resolve
 from trainer.masks import build_masks
 from trainer.replica import Replica
@@ -57,13 +57,7 @@ SMALL = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 2048, "num_
 def main(argv: list[str] | None = None) -> int:
     """Print everything; 0 if all sections ran and all checks held, 1 if not, 2 for a refusal."""
     options = _parse(argv)
-    try:
-        failures = Bench(options).run()
-    except Refusal as refusal:
-        print(f"error: {refusal}", file=sys.stderr)
-        return 2
-    say("\n" + (f"FAILED: {', '.join(failures)}" if failures else "all sections ran, all checks held"))
-    return 1 if failures else 0
+    return concluded(lambda: Bench(options).run())
 
 
 class Bench:

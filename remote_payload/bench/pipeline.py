@@ -27,12 +27,11 @@ from typing import Any
 import torch
 
 from bench import pipeline_race
-from bench.common import clock, config_folder, machine, matrix_rate, say, section, table
+from bench.common import clock, concluded, config_folder, machine, matrix_rate, say, section, table
 from bench.pipeline_parts import Ready, Rows, Timed, lateness, small_config
 from bench.random_target import build_random_target, taps, text_config
 from trainer import balance, compile_watch, fx_threads, islands, world
 from trainer.config import DataConfig, DrafterConfig, Recipe, TargetConfig, TopologyConfig, TrainConfig
-from trainer.errors import Refusal
 from trainer.geometry import DrafterGeometry, resolve
 from trainer.handoff import empty_cache
 from trainer.pipeline import Pipeline
@@ -48,18 +47,17 @@ PROFILED = 2  # steps under the profiler: a row of the 27B target is a thousand 
 def main(argv: list[str] | None = None) -> int:
     """Print everything; 0 if all sections ran and all checks held, 1 if not, 2 for a refusal."""
     options = _parse(argv)
-    try:
+
+    def run() -> list[str]:
         bench = Bench(options)
         with contextlib.nullcontext() if bench.world.leads else contextlib.redirect_stdout(io.StringIO()):
             failures = bench.run()
         bench.world.close()
         if failures and not bench.world.leads:
             print(f"process {bench.world.rank} FAILED: {', '.join(failures)}", file=sys.stderr)
-    except Refusal as refusal:
-        print(f"error: {refusal}", file=sys.stderr)
-        return 2
-    say("\n" + (f"FAILED: {', '.join(failures)}" if failures else "all sections ran, all checks held"))
-    return 1 if failures else 0
+        return failures
+
+    return concluded(run)
 
 
 class Bench:

@@ -23,6 +23,7 @@ from bench import target_parity, target_parts
 from bench.common import (
     CEILING_SIZE,
     clock,
+    concluded,
     config_folder,
     default_device,
     machine,
@@ -36,7 +37,6 @@ from bench.common import (
 from bench.random_target import random_decoder, small_hybrid, taps, text_config
 from bench.target_parity import print_agreement
 from trainer.data import Document, Row, pack
-from trainer.errors import Refusal
 from trainer.kernels import prove
 from trainer.target import TOLERANCE, Target, build, module_engine
 
@@ -47,13 +47,7 @@ PARITY_TOKENS = 3000  # of the row on which transformers' own modules are the ju
 def main(argv: list[str] | None = None) -> int:
     """Print everything; 0 if all sections ran and all comparisons held, 1 if not, 2 for a refusal."""
     options = _parse(argv)
-    try:
-        failures = Bench(options).run()
-    except Refusal as refusal:
-        print(f"error: {refusal}", file=sys.stderr)
-        return 2
-    say("\n" + (f"FAILED: {', '.join(failures)}" if failures else "all sections ran, all comparisons held"))
-    return 1 if failures else 0
+    return concluded(lambda: Bench(options).run(), "comparisons")
 
 
 class Bench:

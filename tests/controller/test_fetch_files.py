@@ -78,19 +78,24 @@ def test_a_cut_line_costs_only_what_was_in_flight(
     assert_whole(tmp_path)
 
 
-def test_a_new_process_goes_on_where_the_killed_one_was(
-    trained: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def die_half_way(box: Box, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch whose process ends after 5 MiB."""
     take = incoming.Incoming.take
 
-    def die_half_way(self: incoming.Incoming, data: bytes) -> None:
+    def take_and_die(self: incoming.Incoming, data: bytes) -> None:
         take(self, data)
         if self.received > 5 << 20:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(incoming.Incoming, "take", die_half_way)
-        fetch.run(trained, Console(), run_id=RUN, out=str(tmp_path))
+        patch.setattr(incoming.Incoming, "take", take_and_die)
+        fetch.run(box, Console(), run_id=RUN, out=str(out))
+
+
+def test_a_new_process_goes_on_where_the_killed_one_was(
+    trained: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die_half_way(trained, tmp_path, monkeypatch)
     assert [path.name for path in tmp_path.iterdir()] == [f".{RUN}-step-000120.part"]
     got = fetch.run(trained, Console(), run_id=RUN, out=str(tmp_path))
     assert got.document["sent_bytes"] < 7.1 * (1 << 20)
@@ -101,16 +106,7 @@ def test_a_new_process_goes_on_where_the_killed_one_was(
 def test_damage_in_what_was_there_already_is_found_and_mended(
     trained: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = incoming.Incoming.take
-
-    def die_half_way(self: incoming.Incoming, data: bytes) -> None:
-        take(self, data)
-        if self.received > 5 << 20:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(incoming.Incoming, "take", die_half_way)
-        fetch.run(trained, Console(), run_id=RUN, out=str(tmp_path))
+    die_half_way(trained, tmp_path, monkeypatch)
     part = tmp_path / f".{RUN}-step-000120.part" / "model.safetensors"
     with part.open("r+b") as file:
         file.seek(1000)

@@ -244,7 +244,8 @@ def test_a_tensor_that_is_missing_or_misshapen_is_named(saved, geometry, tmp_pat
 def test_what_lies_beyond_the_last_tap_may_be_missing(saved, geometry, tmp_path):
     folder = copied(saved("llama"), tmp_path / "model")
     rewrite(folder, lambda tensors: tensors.pop("model.layers.4.mlp.up_proj.weight"))
-    load_target(str(folder), geometry, CPU, torch.float32)
+    target, _ = load_target(str(folder), geometry, CPU, torch.float32)
+    assert target.features_alone(torch.arange(3)).shape == (3, geometry.feature_size)
 
 
 def test_too_little_room_is_told_before_anything_is_read(saved, geometry, monkeypatch):
