@@ -163,8 +163,8 @@ tensor = torch.full((4,), rank + 1.0)
 Exchange([torch.device("cpu")], here).reduce(0, [tensor])
 same, odd = torch.ones(3), torch.ones(3) + rank
 spread = here.spread(checksum(same)).tolist(), here.spread(checksum(odd)).tolist()
-print(rank, tensor.tolist(), here.any(rank == 1), here.any(False), len(set(spread[0])), len(set(spread[1])),
-      spread[1][0] > spread[1][1], flush=True)
+seen = (tensor.tolist(), here.any(rank == 1), here.any(False), len(set(spread[0])), len(set(spread[1])), spread[1][0] > spread[1][1])
+__import__("pathlib").Path(sys.argv[1], str(rank)).write_text(" ".join(map(str, seen)))  # two processes share one stdout
 here.close()
 """
 
@@ -181,6 +181,7 @@ def test_two_processes_add_vote_and_compare(tmp_path):
             "--nproc-per-node",
             "2",
             str(program),
+            str(tmp_path),
         ],
         cwd=PAYLOAD,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PAYLOAD)},
@@ -190,5 +191,5 @@ def test_two_processes_add_vote_and_compare(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    tail = "[3.0, 3.0, 3.0, 3.0] True False 1 2 True"
-    assert sorted(done.stdout.splitlines()) == [f"0 {tail}", f"1 {tail}"]
+    seen = [(tmp_path / str(rank)).read_text() for rank in range(2)]
+    assert seen == ["[3.0, 3.0, 3.0, 3.0] True False 1 2 True"] * 2
