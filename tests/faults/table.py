@@ -4,8 +4,8 @@
     def test_…
 
 A decorator gives one row; a test may carry several. What stands between backticks in `seen` must be a text of
-the test's own file (an assertion's), or the table does not build. The part of the page follows from the file's
-name; a test outside `tests/faults/` names it: `part="files"`. All are read from the source (literals only).
+the test's own file (an assertion's), or the table does not build. The part of the page follows from the
+file's name; a test outside `tests/faults/` names it: `part="files"`. All are read from the source (literals).
 
 `python -m tests.faults` writes the page.
 """
@@ -59,9 +59,9 @@ def page(found: list[Row]) -> str:
     lines = [
         "# Faults",
         "",
-        "What was broken on purpose, what is promised, and what a person sees. Each row is a test of `make test`",
-        "that provokes the fault for real and asserts what stands here. `python -m tests.faults` writes this page",
-        "from the tests; do not edit it.",
+        "What was broken on purpose, what is promised, and what a person sees. Each row is a test of",
+        "`make test` that provokes the fault for real and asserts what stands here. `python -m tests.faults`",
+        "writes this page from the tests; do not edit it.",
         "",
         f"{len(found)} faults, {len(tests)} tests. What cannot be mended stands in the README under Limits.",
     ]
