@@ -103,7 +103,7 @@ def _python(python: Json) -> Check:
     found = python["versions"]
     missing = [name for name in ("torch", "transformers") if not found.get(name)]
     if missing:
-        mend = f"invoke exec '{python['path']} -m pip install {' '.join(missing)}', or invoke env.build"
+        mend = "invoke env.build --name cu130, or install them in the interpreter of your own"
         return failed(PAYLOAD, "python", f"{python['path']} has no {' and no '.join(missing)}", mend)
     shown = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     return ok(PAYLOAD, "python", shown)

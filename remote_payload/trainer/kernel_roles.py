@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trainer import packed_ops
+from trainer.installing import install_line
 from trainer.packing import Layout
 from trainer.target_islands import causal_convolution
 
@@ -45,16 +46,16 @@ class Role:
     mend: str
 
 
-def roles(config: Any, python: str) -> list[Role]:
-    """The roles of a text configuration's layers; `python` is the interpreter that the mends install into."""
+def roles(config: Any) -> list[Role]:
+    """The roles of a text configuration's layers."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    found = [_attention(config, python, "sliding_attention" in kinds)]
+    found = [_attention(config, "sliding_attention" in kinds)]
     if "linear_attention" in kinds:
-        found += [_recurrence(config, python), _convolution(config, python)]
+        found += [_recurrence(config), _convolution(config)]
     return found
 
 
-def _attention(config: Any, python: str, sliding: bool) -> Role:
+def _attention(config: Any, sliding: bool) -> Role:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -79,11 +80,11 @@ def _attention(config: Any, python: str, sliding: bool) -> Role:
         F.scaled_dot_product_attention,
         (Candidate("torch", load), Candidate("torch", load_by_document)),
         sample,
-        f"it needs a GPU of the Ampere generation or newer and {python} -m pip install 'torch>=2.10'",
+        f"it needs a GPU of the Ampere generation or newer and torch 2.10: {install_line('torch>=2.10')}",
     )
 
 
-def _recurrence(config: Any, python: str) -> Role:
+def _recurrence(config: Any) -> Role:
     from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
 
     heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
@@ -108,11 +109,11 @@ def _recurrence(config: Any, python: str) -> Role:
         torch_chunk_gated_delta_rule,
         (Candidate("flash-linear-attention", load),),
         sample,
-        f"{python} -m pip install flash-linear-attention",
+        install_line("flash-linear-attention"),
     )
 
 
-def _convolution(config: Any, python: str) -> Role:
+def _convolution(config: Any) -> Role:
     keys = config.linear_num_key_heads * config.linear_key_head_dim
     channels = 2 * keys + config.linear_num_value_heads * config.linear_value_head_dim
     width = config.linear_conv_kernel_dim
@@ -131,7 +132,7 @@ def _convolution(config: Any, python: str) -> Role:
         causal_convolution,
         (Candidate("torch", load_island, built_in=True),),
         sample,
-        f"{python} -m pip install 'torch>=2.10'",
+        install_line("torch>=2.10"),
     )
 
 

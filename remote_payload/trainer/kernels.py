@@ -122,7 +122,7 @@ def prove(
     Triton's tuning ignores how long a row is, so the first call decides for good which variant all later ones
     get: that is why each candidate first runs on a whole row. Leaves nothing on the device. Raises NoRoom.
     """
-    found = [_prove(role, device, dtype, tokens, longest) for role in roles(config, sys.executable)]
+    found = [_prove(role, device, dtype, tokens, longest) for role in roles(config)]
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return KernelReport(

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import Refusal
+from trainer.installing import install_line
 from trainer.prompts import Conversation, finished_ids, only_writer, read_prompts
 
 
@@ -67,9 +68,7 @@ def answer_there(args: argparse.Namespace, prompts: list[Conversation]) -> int:
     try:
         return regenerate(server, prompts, args.out, args.keep).failed
     except ModuleNotFoundError as error:
-        raise Refusal(
-            f"{error.name} is not installed here: {sys.executable} -m pip install aiohttp"
-        ) from None
+        raise Refusal(f"{error.name} is not installed here: {install_line('aiohttp')}") from None
 
 
 def _key(variable: str | None) -> str | None:

@@ -36,7 +36,7 @@ def convolution_role(*candidates: Candidate) -> Role:
         time.sleep(0.06)
         return document_convolution(*arguments)
 
-    role = next(role for role in roles(config, "/opt/python") if role.name == "convolution")
+    role = next(role for role in roles(config) if role.name == "convolution")
     changes = {"reference": slowly, "fallback": slowly, "behind": F.conv1d, "candidates": candidates}
     return replace(role, **changes, mend="/opt/python -m pip install flash-linear-attention")
 
