@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 
 PAYLOAD = Path(__file__).resolve().parents[2] / "remote_payload"
-SHOW = "from trainer.installing import install_line; print(*map(install_line, ('torch>=2.10', 'einops')), sep='\n')"
+SHOW = """
+from trainer.installing import install_line
+print(install_line("torch>=2.10"))
+print(install_line("einops"))
+"""
 
 
 def said(python: str, *flags: str) -> list[str]:
