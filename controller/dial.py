@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import paramiko
 from fabric import Config, Connection
@@ -71,6 +72,7 @@ def _configure(endpoint: Endpoint, deadline: Deadline) -> Connection:
         "key_filename": _identity(endpoint),
         "allow_agent": not endpoint.embedded,
         "look_for_keys": not endpoint.identity_file,
+        "transport_factory": _transport,
     }
     config = Config(
         overrides={"user": "root", "connect_kwargs": login, "timeouts": {"connect": deadline.connect}},
@@ -91,6 +93,15 @@ def _configure(endpoint: Endpoint, deadline: Deadline) -> Connection:
             "key_filename": [key for key in keys if Path(key).is_file()],
         }
     return connection
+
+
+def _transport(sock: Any, **options: Any) -> paramiko.Transport:
+    """Sent at once, as OpenSSH does. Paramiko leaves Nagle's algorithm on, and then key exchange and login
+    wait for a delayed acknowledgement each: 40 ms on Linux.
+    """
+    if isinstance(sock, socket.socket):  # not a jump host's channel, not a ProxyCommand
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return paramiko.Transport(sock, **options)
 
 
 def _identity(endpoint: Endpoint) -> list[str]:

@@ -357,3 +357,8 @@ def test_names_users_ports_and_keys_of_ssh_config_are_used(
     link = Link(resolve(real_box(host="pve-alias", port=None, user=None, identity_file=None)))
     assert run(link, "echo alias")[1] == b"alias\n"
     link.close()
+
+
+def test_small_packets_leave_at_once(link: Link) -> None:
+    """With Nagle's algorithm key exchange and login wait 40 ms each for an acknowledgement."""
+    assert link._transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
