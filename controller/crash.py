@@ -69,7 +69,7 @@ _KNOWN = (
         "invoke restart --fresh-cache; if it comes again, its log belongs to a bug report",
     ),
     (
-        r"DefaultCPUAllocator|MemoryError|Cannot allocate memory",
+        r"killed by the kernel: out of memory|DefaultCPUAllocator|MemoryError|Cannot allocate memory",
         "host-memory",
         "the container's memory did not suffice",
         f"on the Proxmox host: pct set VMID -memory MIB; then {_RESTART}",
@@ -120,7 +120,7 @@ def _with_strangers(snapshot: Json, cause: Cause) -> Cause:
 
 
 def _signal(end: Json) -> Iterator[Cause]:
-    if end.get("signal") == "SIGKILL":
+    if end.get("signal") == "SIGKILL" and "kernel" not in str(end.get("detail")):
         says = "SIGKILL comes from outside: from a person, or from the kernel for want of memory"
         yield Cause("killed", says, f"on the Proxmox host: dmesg | grep -i oom tells which; then {_RESTART}")
 

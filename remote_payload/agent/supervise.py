@@ -1,19 +1,20 @@
 """Someone must outlive the connection, see how the trainer ends, and write it where `status` looks.
 
-Run as `python -m agent.supervise RUN_DIR` inside a tmux session. The pane is only a window: losing it, or the
+Run as `python -m agent.supervise RUN_DIR [OFFER]` inside a tmux session. The pane is only a window: losing it, or the
 tmux server, costs nothing. The trainer writes its log itself: losing the supervisor costs only `exit.json`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, BinaryIO
 
-from agent import baseline, loglimit, logtimes, procs, runs
+from agent import attempts, baseline, loglimit, logtimes, oom, procs, runs, secrets
 from agent.files import read_json, tail_lines, tail_offset
 
 POLL_S = 0.2
@@ -21,7 +22,8 @@ CHUNK = 64 * 1024
 PANE_LINES = 200
 
 
-def main(run_dir: str) -> int:
+def main(run_dir: str, offer: str = "") -> int:
+    private = secrets.take(offer) if offer else {}  # at once: it is there as long as the agent is
     record = read_json(os.path.join(run_dir, "run.json"))
     if record is None:
         print(f"{run_dir}/run.json cannot be read: nothing to supervise", file=sys.stderr)
@@ -36,35 +38,72 @@ def main(run_dir: str) -> int:
         print(f"{run_dir} was started before: a run is one launch", file=sys.stderr)
         return 2
     with open(handle, "wb") as output:
-        try:
-            trainer = subprocess.Popen(
-                record["argv"],
-                cwd=record["release_dir"],
-                env=record["env"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        except OSError as error:
-            words = f"cannot start {record['argv'][0]}: {error.strerror}"
-            output.write(words.encode() + b"\n")
-            runs.write_exit(run_dir, {"code": 127, "signal": None, "reason": "crashed", "detail": words})
-            return 1
+        return _attend(run_dir, record, output)
+
+
+def _attend(run_dir: str, record: dict[str, Any], output: BinaryIO) -> int:
+    """See the trainer through, over again after a crash where the record wishes it; write how the run ended."""
+    log = os.path.join(run_dir, "train.log")
     pane, clock, limit = Pane(log), logtimes.Writer(run_dir), loglimit.Limiter(log)
     speed = baseline.Keeper(run_dir, record)
-    while trainer.poll() is None:
+
+    def look() -> None:
         pane.show()
         if clock.due():
             clock.note()
             limit.enforce()
-        if speed.due():
-            speed.note()
         time.sleep(POLL_S)
-    pane.show()
-    speed.note()
-    runs.write_exit(run_dir, judge_exit(run_dir, trainer.returncode))
+
+    tries, argv = attempts.Attempts(run_dir, record), list(record["argv"])
+    while True:
+        memory = oom.Watch()
+        try:
+            trainer = _launch(record, argv, output)
+        except OSError as error:
+            words = f"cannot start {argv[0]}: {error.strerror}"
+            _tell(output, words)
+            runs.write_exit(run_dir, {"code": 127, "signal": None, "reason": "crashed", "detail": words})
+            return 1
+        while trainer.poll() is None:
+            look()
+            memory.note()
+            if speed.due():
+                speed.note()
+        pane.show()
+        speed.note()
+        end = judge_exit(run_dir, trainer.returncode, memory.killed())
+        pause = tries.after(end, trainer.pid)
+        if pause is None:
+            break
+        attempts.end_leftovers(run_dir)
+        if not tries.wait(pause, look):
+            words = f"stopped by an operator before it was tried again; it had crashed: {end['detail']}"
+            end.update(reason="stopped", detail=words)
+            break
+        more, line = tries.begin()
+        argv = [*record["argv"], *more]
+        _tell(output, line)
+    runs.write_exit(run_dir, end)
     return 0
+
+
+def _launch(record: dict[str, Any], argv: list[str], output: BinaryIO) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        cwd=record["release_dir"],
+        env=record["env"],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
+
+
+def _tell(output: BinaryIO, line: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk
+        output.write(f"{line}\n".encode())
+        output.flush()
+
 
 
 class Pane:
@@ -90,14 +129,18 @@ class Pane:
                 self.alive = False
 
 
-def judge_exit(run_dir: str, returncode: int) -> dict[str, Any]:
-    """How the trainer ended, in `exit.json`'s words: from its status, its last phase, an operator's wish."""
+def judge_exit(run_dir: str, returncode: int, no_memory: bool = False) -> dict[str, Any]:
+    """How the trainer ended, in `exit.json`'s words: from its status, its last phase, an operator's wish.
+
+    `no_memory`: the kernel has just killed for want of memory."""
     phase = (read_json(os.path.join(run_dir, "state.json")) or {}).get("phase")
     wished = os.path.exists(os.path.join(run_dir, "stop.json"))
     if returncode < 0:
         name = procs.signal_name(-returncode)
         asked = wished and name in ("SIGTERM", "SIGKILL")
         detail = f"killed by {name}" + (" when an operator stopped it" if asked else "")
+        if name == "SIGKILL" and not asked and no_memory:
+            detail = "killed by the kernel: out of memory"
         reason = "stopped" if asked else "crashed"
         return {"code": 128 - returncode, "signal": name, "reason": reason, "detail": detail}
     facts: dict[str, Any] = {"code": returncode, "signal": None}
@@ -110,4 +153,4 @@ def judge_exit(run_dir: str, returncode: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

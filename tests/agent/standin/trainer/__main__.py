@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,11 +22,13 @@ def write(path, value):
 
 
 class Training:
-    def __init__(self, run_dir):
+    def __init__(self, run_dir, resume=None):
         self.run_dir = run_dir
         record = json.loads((run_dir / "run.json").read_text())
         self.recipe = load(record["recipe"], record["overrides"])
         self.step = record["resume_from"]["step"] if record["resume_from"] else 0
+        if resume is not None:
+            self.step = json.loads((resume / "complete.json").read_text())["step"]
         self.saved = None
         self.stopping = False
 
@@ -61,10 +64,21 @@ class Training:
         self.state("stopped" if self.stopping else LAST_PHASE)
 
 
+def eat(training):
+    held = []
+    while True:
+        if training.saved is None:
+            time.sleep(0.05)
+        else:
+            held.append(b"x" * (4 << 20))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--run-dir", required=True, type=Path)
-    training = Training(parser.parse_args().run_dir)
+    parser.add_argument("--resume", type=Path)
+    args = parser.parse_args()
+    training = Training(args.run_dir, args.resume)
     behave = training.recipe["behave"]
     print(f"environment {json.dumps(sorted(os.environ))}")
     if behave == "die":
@@ -86,6 +100,8 @@ def main():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(3600)
     training.state("starting")
+    if behave == "eat":  # all memory that there is, once it has saved something
+        threading.Thread(target=eat, args=(training,), daemon=True).start()
     training.train()
     return 0
 

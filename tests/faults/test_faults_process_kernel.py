@@ -1,0 +1,110 @@
+"""What the kernel does to a run: memory that ends, a driver that never answers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.conftest import Box, make_box, remove_box
+
+from .looks import look
+from .table import fault
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def ready() -> Iterator[Box]:
+    box = make_box()
+    try:
+        assert box.deploy().result["outcome"] == "deployed"
+        yield box
+    finally:
+        remove_box(box)
+
+
+@contextlib.contextmanager
+def group(controller: str, settings: dict[str, str]) -> Iterator[Path]:
+    """A control group of version 1 or 2 with those of the settings that there are; skips without one."""
+    first = (CGROUP / controller).is_dir()
+    folder = (CGROUP / controller if first else CGROUP) / f"pctrun-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error.strerror}")
+    try:
+        there = {name: value for name, value in settings.items() if (folder / name).exists()}
+        if not there:
+            pytest.skip(f"groups have no {controller} controller here")
+        for name, value in there.items():
+            (folder / name).write_text(value)
+        yield folder
+    finally:
+        ends = time.monotonic() + 10
+        while folder.exists() and time.monotonic() < ends:
+            with contextlib.suppress(OSError):  # its processes are about to be gone
+                folder.rmdir()
+            time.sleep(0.02)
+
+
+def interpreter_in(folder: Path, base: Path) -> str:
+    """A Python that begins by joining the group; all that it starts is in it, too."""
+    made = base / "python"
+    made.write_text(f'#!/bin/sh\necho $$ > {folder}/cgroup.procs\nexec {sys.executable} "$@"\n')
+    made.chmod(0o755)
+    return str(made)
+
+
+LIMIT = str(300 << 20)
+MEMORY = {  # version 1, then 2; without swap, or there would be no end
+    "memory.limit_in_bytes": LIMIT,
+    "memory.memsw.limit_in_bytes": LIMIT,
+    "memory.max": LIMIT,
+    "memory.swap.max": "0",
+}
+
+
+@fault(
+    "the kernel ends the trainer for want of memory",
+    promised="told from a person's kill, with the mend; the checkpoint is resumed",
+    seen="`crashed`, exit 4: `killed by the kernel: out of memory`, mend `pct set VMID -memory MIB`",
+)
+def test_the_kernel_kills_for_want_of_memory(ready: Box) -> None:
+    with group("memory", MEMORY) as limited:
+        ready.python = interpreter_in(limited, ready.base)
+        run = ready.start("eat", recipe={"save_every": 5}).result["run"]
+        ready.wait_for(lambda: (ready.run_dir(run) / "exit.json").exists(), "its end")
+        ready.python = sys.executable
+        seen = look(ready)
+        assert (seen.word, seen.exit_code, seen.causes) == ("crashed", 4, ("exit", "host-memory"))
+        assert "killed by the kernel: out of memory" in seen.screen
+        assert "pct set VMID -memory MIB" in seen.screen.splitlines()[-1]
+        assert "comes from outside" not in seen.screen
+        saved = seen.run["checkpoints"][-1]["step"]
+        again = ready.start(recipe={"save_every": 5}).result
+        assert again["resume_from"]["step"] == saved
+        ready.call("stop")
+    assert not limited.exists()
+
+
+def test_a_kill_by_hand_is_not_taken_for_the_kernels(ready: Box) -> None:
+    """Although the kernel has killed another process of the group before."""
+    with group("memory", MEMORY) as limited:
+        ready.python = interpreter_in(limited, ready.base)
+        other = subprocess.run([ready.python, "-c", "x = b'y' * (1 << 30)"])
+        assert other.returncode == -signal.SIGKILL
+        ready.start()
+        trainer = next(each for each in look(ready).run["processes"] if each["role"] == "trainer")
+        os.kill(trainer["pid"], signal.SIGKILL)
+        ready.python = sys.executable
+        ready.wait_for(lambda: look(ready).run["exit"], "its end")
+        seen = look(ready)
+        assert seen.causes == ("killed",) and "killed by SIGKILL" in seen.screen
