@@ -11,6 +11,7 @@ from typing import Any
 
 TRACEBACK_WINDOW = 64 * 1024  # bytes of log looked at for a traceback
 TRACEBACK_LINES = 60
+ATTEMPT = "· attempt "  # how the supervisor's line begins that stands in the log before another attempt
 _HANG = "no thread has moved for "  # the trainer's watchdog: who hangs, then the stacks
 _TRACEBACK_START = re.compile(
     rf"Traceback \(most recent call last\):|Fatal Python error: |^Timeout \(\d+:\d\d:\d\d\)!|^{_HANG}", re.M
@@ -133,13 +134,17 @@ def tail_objects(path: str, lines: int) -> list[dict[str, Any]]:
 
 
 def last_traceback(path: str) -> list[str]:
-    """The last Python traceback (or faulthandler's or watchdog's report) in the last 64 KiB; or []."""
+    """The last Python traceback (or faulthandler's or watchdog's report) of the last attempt; or [].
+
+    64 KiB are looked through.
+    """
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TRACEBACK_WINDOW))
             text = file.read(TRACEBACK_WINDOW).decode("utf-8", "replace")
     except OSError:
         return []
+    text = text[max(0, text.rfind(f"\n{ATTEMPT}")) :]
     starts = list(_TRACEBACK_START.finditer(text))
     if not starts:
         return []

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from agent import baseline, gpu, kernel_log, lock, logtimes, procs, releases, runs, shapes, tmux
+from agent import attempts, baseline, gpu, kernel_log, lock, logtimes, procs, releases, runs, shapes, tmux
 from agent.call import Args, Call, Roots
 from agent.files import last_traceback, number, read_json, tail_lines, tail_objects, tree_bytes
 
@@ -106,6 +106,7 @@ def _run(
         "state": state,
         "exit": read("exit.json", shapes.EXIT),
         "stop": read("stop.json", shapes.STOP),
+        "attempts": attempts.read(path),
         "metrics": [line for line in metrics if line.get("step") is not None],
         "checkpoints": checkpoints(path),
         "processes": processes(marked.get(path, []), state),

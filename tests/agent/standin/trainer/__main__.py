@@ -31,6 +31,25 @@ class Training:
             self.step = json.loads((resume / "complete.json").read_text())["step"]
         self.saved = None
         self.stopping = False
+        self.death = self.next_death()
+
+    def next_death(self):
+        """What this attempt dies of: `{at, of}`, one of the recipe's `deaths` after the other; then None."""
+        noted = self.run_dir / "standin.attempts"
+        lived = int(noted.read_text()) if noted.exists() else 0
+        noted.write_text(str(lived + 1))
+        return next(iter(self.recipe.get("deaths", [])[lived:]), None)
+
+    def die_if_told(self):
+        if self.death is None or self.step < self.death["at"]:
+            return
+        of = self.death["of"]
+        if of == "refusal":
+            print("refused: the target's folder is gone", file=sys.stderr)
+            sys.exit(2)
+        if of.startswith("SIG"):
+            os.kill(os.getpid(), getattr(signal, of))
+        raise RuntimeError(of)
 
     def state(self, phase):
         facts = {"schema": 1, "pid": os.getpid(), "phase": phase, "step": self.step, "heartbeat": time.time()}
@@ -46,8 +65,15 @@ class Training:
             making.rename(target)
         self.saved = {"step": self.step, "path": str(target)}
 
+    def metrics(self):
+        """The file, cut to the steps that this attempt stands on."""
+        path = self.run_dir / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        path.write_text("".join(line for line in lines if json.loads(line)["step"] <= self.step))
+        return path.open("a")
+
     def train(self):
-        with (self.run_dir / "metrics.jsonl").open("a") as metrics:
+        with self.metrics() as metrics:
             while self.step < self.recipe["steps"] and not self.stopping:
                 time.sleep(self.recipe["step_s"])
                 self.step += 1
@@ -60,6 +86,7 @@ class Training:
                 if self.recipe.get("save_every") and self.step % self.recipe["save_every"] == 0:
                     self.checkpoint()
                 self.state("training")
+                self.die_if_told()
         self.checkpoint()
         self.state("stopped" if self.stopping else LAST_PHASE)
 

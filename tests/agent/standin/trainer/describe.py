@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 VERSION = 1
-OUTSIDE_THE_HASH = ("behave", "step_s", "proof", "proof_code")
+OUTSIDE_THE_HASH = ("behave", "step_s", "deaths", "proof", "proof_code")
 
 
 def load(recipe, overrides):
