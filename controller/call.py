@@ -33,10 +33,13 @@ def call(
     on_part: Note | None = None,
     on_out: Bytes | None = None,
     on_err: Bytes | None = None,
+    private: dict[str, Any] | None = None,
     deadline: Deadline = DEFAULT,
     revive: bool = False,
 ) -> dict[str, Any]:
     """The `result` of one verb. `stream` follows the request on stdin, frames go to the callbacks.
+
+    `private` travels beside `args`, which plans and errors show: secrets.
 
     Raises the error of errors.py that the agent's error kind, `pct` or the connection stands for, and
     whatever `stream` or a callback raises.
@@ -48,9 +51,11 @@ def call(
         "nonce": answer.nonce,
         "verb": verb,
         "args": args,
-        "roots": box.roots.model_dump(),
+        "roots": box.roots.as_dict(),
         "operator": {"user": getpass.getuser(), "host": socket.gethostname()},
     }
+    if private:
+        request["private"] = private
     opening = bundle.preamble(verb) + json.dumps(request).encode("ascii") + b"\n"
     links.count_round_trip(box)
     try:

@@ -45,7 +45,10 @@ class Roots(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One request: `args` are checked, `stdin` stands behind the request line."""
+    """One request: `args` are checked, `stdin` stands behind the request line.
+
+    `private` is for the run alone: it comes into no answer, no record and no error.
+    """
 
     verb: str
     nonce: str
@@ -54,6 +57,7 @@ class Call(NamedTuple):
     operator: Json
     frames: Frames
     stdin: IO[bytes]
+    private: Json
 
 
 def parse_roots(given: Any) -> Roots:

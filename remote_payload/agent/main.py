@@ -76,6 +76,7 @@ def answer(request: Any, frames: Frames, stdin: IO[bytes]) -> int:
             operator=request.get("operator") or {},
             frames=frames,
             stdin=stdin,
+            private=request.get("private") or {},
         )
         frames.end(verb, module.run(call))
         return 0

@@ -8,7 +8,7 @@ import subprocess
 import time
 from typing import Any, NamedTuple
 
-from agent import cache, gpu, interpreter, kernels, lock, procs, provenance, releases, runs, tmux
+from agent import cache, gpu, interpreter, kernels, lock, procs, provenance, releases, runs, secrets, tmux
 from agent.call import Args, Call, Json, Refusal, Roots
 from agent.files import read_json, size_words, tail_lines, write_json
 
@@ -57,6 +57,7 @@ def prepare(call: Call) -> Plan:
     release = releases.named(roots, args["release"] or "current")
     release_dir = releases.folder(roots, release)
     python = interpreter.find_python(args["python"])
+    secrets.check(call, taken=_environment(python, "", "", ""))
     _find_recipe(release_dir, name)
     recipe = interpreter.describe_recipe(python, release_dir, name, overrides)
     model = str(recipe.get("model"))
@@ -151,6 +152,7 @@ def launch(call: Call, plan: Plan) -> Json:
         "python": plan.python,
         "argv": [plan.python, "-m", "trainer", "--run-dir", run_dir],
         "env": _environment(plan.python, run_id, run_dir, chosen["dir"]),
+        "secrets": sorted(secrets.environment(call.private)),  # their names
         "cache": chosen,
         "resume_from": resume_from,
         "allow_slow_kernels": args["allow_slow_kernels"],
@@ -205,6 +207,8 @@ def _spawn(call: Call, record: Json, run_dir: str) -> None:
     ]
     # `env -i`: the marker must be in the supervisor's environment, and must not be in the tmux server's
     argv = ["/usr/bin/env", "-i", *marks, record["python"], "-m", "agent.supervise", run_dir]
+    if call.private:
+        argv.append(secrets.offer(call.private))
     complaint = tmux.new_session(call.roots.run, record["id"], record["release_dir"], argv)
     if not complaint:
         return

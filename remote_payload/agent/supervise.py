@@ -24,7 +24,7 @@ PANE_LINES = 200
 
 def main(run_dir: str, offer: str = "") -> int:
     private = secrets.take(offer) if offer else {}  # at once: it is there as long as the agent is
-    record = read_json(os.path.join(run_dir, "run.json"))
+    record = secrets.join(read_json(os.path.join(run_dir, "run.json")), private)
     if record is None:
         print(f"{run_dir}/run.json cannot be read: nothing to supervise", file=sys.stderr)
         return 2
@@ -38,6 +38,11 @@ def main(run_dir: str, offer: str = "") -> int:
         print(f"{run_dir} was started before: a run is one launch", file=sys.stderr)
         return 2
     with open(handle, "wb") as output:
+        if secrets.lost(record):
+            words = f"these secrets did not reach the run: {', '.join(secrets.lost(record))}"
+            _tell(output, words)
+            runs.write_exit(run_dir, {"code": 1, "signal": None, "reason": "crashed", "detail": words})
+            return 1
         return _attend(run_dir, record, output)
 
 
