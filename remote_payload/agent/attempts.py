@@ -52,13 +52,8 @@ class Crash(NamedTuple):
 
 def read(run_dir: str) -> Json | None:
     """`attempts.json`; None for a run that has not crashed or may not be tried again."""
-    return shapes.sound(read_json(os.path.join(run_dir, NAME)), _SHAPE)
-
-
-def first_steps(found: Json | None) -> list[int]:
-    """The first step of each attempt after the first: it fills the queues, so its time is no rate."""
-    resumes = [each.get("resume") for each in (found or {}).get("crashes") or []]
-    return [int(each["step"]) + 1 for each in resumes if each and each.get("step") is not None]
+    found: Json | None = shapes.sound(read_json(os.path.join(run_dir, NAME)), _SHAPE)
+    return found
 
 
 def why_not(crash: Crash, before: list[Crash], end: Json, limit: int, free_bytes: float) -> str:

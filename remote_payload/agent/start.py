@@ -8,7 +8,7 @@ import subprocess
 import time
 from typing import Any, NamedTuple
 
-from agent import cache, gpu, interpreter, kernels, lock, procs, provenance, releases, runs, secrets, tmux
+from agent import attempts, cache, gpu, interpreter, kernels, lock, procs, provenance, releases, runs, secrets, tmux
 from agent.call import Args, Call, Json, Refusal, Roots
 from agent.files import read_json, size_words, tail_lines, write_json
 
@@ -22,6 +22,8 @@ ARGS: Args = {
     "like": (str, None, "a run to repeat: its recipe, overrides, release; `auto` resumes it"),
     **kernels.ALLOW,
     "grace_s": (float, None, "seconds that a later stop gives the trainer; without it 120"),
+    "auto_restart": (int, 0, "how often a crash is tried again; see agent/attempts.py"),
+    "backoff_s": (float, attempts.BACKOFF_S, "seconds until the first time, twice as many until the next"),
     "first_state_s": (float, 180.0, "seconds to wait for the first state"),
 }
 SPAWN_S = 10.0  # seconds in which the supervisor must have appeared
@@ -156,6 +158,7 @@ def launch(call: Call, plan: Plan) -> Json:
         "cache": chosen,
         "resume_from": resume_from,
         "allow_slow_kernels": args["allow_slow_kernels"],
+        "auto_restart": {"limit": args["auto_restart"], "backoff_s": args["backoff_s"]},
         "operator": call.operator,
         "grace_s": runs.DEFAULT_GRACE_S if args["grace_s"] is None else args["grace_s"],
         "config_hash": plan.recipe.get("config_hash"),

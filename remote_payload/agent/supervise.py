@@ -47,7 +47,7 @@ def main(run_dir: str, offer: str = "") -> int:
 
 
 def _attend(run_dir: str, record: dict[str, Any], output: BinaryIO) -> int:
-    """See the trainer through, over again after a crash where the record wishes it; write how the run ended."""
+    """See the trainer through, again after a crash where the record wishes it; write how the run ended."""
     log = os.path.join(run_dir, "train.log")
     pane, clock, limit = Pane(log), logtimes.Writer(run_dir), loglimit.Limiter(log)
     speed = baseline.Keeper(run_dir, record)
@@ -108,7 +108,6 @@ def _tell(output: BinaryIO, line: str) -> None:
     with contextlib.suppress(OSError):  # a full disk
         output.write(f"{line}\n".encode())
         output.flush()
-
 
 
 class Pane:
