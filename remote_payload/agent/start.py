@@ -8,7 +8,20 @@ import subprocess
 import time
 from typing import Any, NamedTuple
 
-from agent import attempts, cache, gpu, interpreter, kernels, lock, procs, provenance, releases, runs, secrets, tmux
+from agent import (
+    attempts,
+    cache,
+    gpu,
+    interpreter,
+    kernels,
+    lock,
+    procs,
+    provenance,
+    releases,
+    runs,
+    secrets,
+    tmux,
+)
 from agent.call import Args, Call, Json, Refusal, Roots
 from agent.files import read_json, size_words, tail_lines, write_json
 
