@@ -10,8 +10,9 @@ import re
 import zlib
 from functools import cache
 
+from controller import project
 from controller.errors import PctrunError
-from controller.release import payload_root
+from controller.release import own_payload
 
 # `from agent import a, b` (also over several lines) and `from agent.a import x`: the agent has no other form.
 _IMPORT = re.compile(r"^ *from agent(?:\.(\w+) import| import (\([^)]*\)|[^\n]*))", re.MULTILINE)
@@ -21,13 +22,14 @@ _VERB = re.compile(r'^ +"([\w.-]+)": "(agent\.\w+)",$', re.MULTILINE)  # a line 
 @cache
 def sources() -> dict[str, str]:
     """Every module of the agent by its name, as text."""
-    folder = payload_root() / "agent"
+    folder = own_payload() / "agent"  # never a project's copy: this side speaks its language
     found = {
         "agent" if path.stem == "__init__" else f"agent.{path.stem}": path.read_text("utf-8")
         for path in sorted(folder.glob("*.py"))
     }
     if "agent.boot" not in found:
-        raise PctrunError(f"no agent in {folder}", "the checkout is incomplete: git status")
+        mend = "git status" if project.is_checkout() else "pip install --force-reinstall pctrun"
+        raise PctrunError(f"no agent in {folder}: this copy of pctrun is not whole", mend)
     return found
 
 

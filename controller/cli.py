@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from threading import Thread
 from typing import Any, NoReturn, TypeVar
 
@@ -106,6 +107,18 @@ def sandbox(name: str, would: str, *, as_json: bool, dry: bool, **options: Any) 
         return
     operation = getattr(importlib.import_module("controller.sandbox_tasks"), name)
     _single(task, lambda: operation(Console(), **options), as_json=as_json)
+
+
+def init(folder: str, payload: bool, *, as_json: bool, dry: bool) -> None:
+    """`pctrun init`."""
+    from controller import init as making
+
+    def act() -> Outcome:
+        if dry:
+            return Outcome({"plan": [folder]}, f"init would make a project in {folder}; nothing was done")
+        return making.run(Console(), Path(folder), payload=payload)
+
+    _single("init", act, as_json=as_json)
 
 
 def _single(task: str, act: Callable[[], Outcome], *, as_json: bool) -> None:

@@ -38,6 +38,8 @@ def run(box: Box, console: Console, *, allow_slow_kernels: bool = False) -> Outc
     """Deploy; one round trip when the container has the release already, else two."""
     began, before = time.monotonic(), links.round_trips(box)
     wanted = release.scan()
+    if wanted.root != release.own_payload():
+        console.note(f"payload: the project's copy in {wanted.root}")
     python = links.get(box, revive=True).endpoint.python
     sent = 0
     args = _args(box, wanted, python, allow_slow_kernels, stream=False)

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from controller import project
 from controller.errors import PctrunError, Usage
 
+PAYLOAD = "remote_payload"
+_PARTS = ("agent", "trainer", "recipes")
 _PIECE = 256 * 1024
 _HASH_CHARS = 16
 
@@ -45,9 +48,27 @@ def manifest_of(files: Iterable[Entry]) -> list[dict[str, object]]:
     return [asdict(file) for file in files]
 
 
+def own_payload() -> Path:
+    """The payload that came with this controller: `remote_payload/` beside it, also when installed."""
+    return project.PROJECT / PAYLOAD
+
+
 def payload_root() -> Path:
-    """`remote_payload/` beside `controller/`, in a checkout and in an installed wheel."""
-    return Path(__file__).resolve().parent.parent / "remote_payload"
+    """What is deployed: `remote_payload/` beside inventory.yaml when there is one, else what came with us.
+
+    Raises Usage when the one beside inventory.yaml is no whole payload.
+    """
+    inventory = project.inventory_path()
+    beside = inventory.resolve().parent / PAYLOAD if inventory else own_payload()
+    if not beside.is_dir():
+        return own_payload()
+    missing = [name for name in _PARTS if not (beside / name).is_dir()]
+    if missing:
+        raise Usage(
+            f"{beside} is no whole payload: there is no {missing[0]}/",
+            "move it away; pctrun init --payload makes a whole one",
+        )
+    return beside
 
 
 def scan(root: Path | None = None) -> Release:

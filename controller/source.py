@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from controller import project
 
 _TIMEOUT_S = 20.0
 
 
 def of(folder: Path) -> dict[str, Any] | None:
     """`{commit, dirty}` of the git tree that holds `folder`; `dirty` is 16 hex digits over what differs from
-    the commit below `folder`, None when nothing does. None without git, or outside a repository."""
+    the commit below `folder`, None when nothing does. None without git, or outside a repository.
+
+    The payload of an installed copy has `pctrun VERSION` for a commit: git around it knows nothing of it."""
+    if not project.is_checkout() and folder.resolve().parent == project.PROJECT:
+        return {"commit": f"pctrun {metadata.version('pctrun')}", "dirty": None}
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -32,7 +39,8 @@ def text(source: dict[str, Any] | None) -> str:
     if not source or not source.get("commit"):
         return "not known"
     diff = f" + diff {source['dirty']}" if source.get("dirty") else ""
-    return f"{str(source['commit'])[:12]}{diff}"
+    name = str(source["commit"])
+    return f"{name if ' ' in name else name[:12]}{diff}"
 
 
 def _git(folder: Path, *words: str) -> bytes | None:

@@ -10,9 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from controller.project import PROJECT
+
 from .errors import SandboxError
 from .pct.host import live_pid, read_pairs
-from .place import PROJECT
 
 START_TIMEOUT_S = 30
 STOP_TIMEOUT_S = 10

@@ -8,21 +8,24 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from controller.project import PROJECT, inventory_path, is_checkout
+
 from .errors import SandboxError
 from .pct.host import Host, read_pairs
 
 SOURCES = Path(__file__).resolve().parent
-PROJECT = SOURCES.parents[1]
 OWN_FOLDER = "set PCTRUN_SANDBOX to a folder of your own"
 
 
 def sandbox_dir() -> Path:
-    """`$PCTRUN_SANDBOX`, else `.sandbox` in the project (an installed copy: in the current directory)."""
+    """`$PCTRUN_SANDBOX`, else `.sandbox` in the checkout; of an installed copy beside inventory.yaml."""
     named = os.environ.get("PCTRUN_SANDBOX")
     if named:
         return Path(named).absolute()
-    root = PROJECT if (PROJECT / "pyproject.toml").is_file() else Path.cwd()
-    return root / ".sandbox"
+    if is_checkout():
+        return PROJECT / ".sandbox"
+    inventory = inventory_path()
+    return (inventory.absolute().parent if inventory else Path.cwd()) / ".sandbox"
 
 
 def settings(host: Host) -> dict[str, str]:
