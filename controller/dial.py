@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,25 @@ def dial(endpoint: Endpoint, deadline: Deadline) -> Connection:
     for hop in reversed(list(_hops(connection))):
         pin = endpoint.host_key if hop is connection else None
         hostkeys.guard(hop.client, known_hosts=endpoint.known_hosts, pin=pin)
+        began = time.monotonic()
         try:
             hop.open()
         except BaseException as error:
             connection.close()
-            raise _open_failure(hop, error, endpoint, deadline) from None
+            waited = time.monotonic() - began
+            raise _open_failure(hop, error, endpoint, deadline, waited) from None
     return connection
 
 
 def _open_failure(
-    hop: Connection, error: BaseException, endpoint: Endpoint, deadline: Deadline
+    hop: Connection, error: BaseException, endpoint: Endpoint, deadline: Deadline, waited: float
 ) -> BaseException:
     """What a failure to open means; one that is none of the network's or of SSH's is returned as it is."""
     where = hop.host if hop.port == 22 else f"{hop.host}:{hop.port}"
+    if _is_of_the_way(error):
+        silent = f"it does not answer within {deadline.connect:g} s"
+        why = silent if waited >= deadline.connect else "the connection broke before the login was done"
+        return Unreachable(f"cannot reach {where}: {why}", "is it up, is the way free?")
     key_mend = "add your public key to its authorized_keys, or set user: or identity_file: in inventory.yaml"
     match error:
         case paramiko.BadHostKeyException():
@@ -61,6 +68,15 @@ def _open_failure(
             return Unreachable(f"cannot reach {where}: {error or type(error).__name__}")
         case _:
             return error
+
+
+def _is_of_the_way(error: BaseException) -> bool:
+    """A line that broke or fell silent: Paramiko calls it a refused login when it happens in that phase."""
+    said = str(error)
+    if isinstance(error, paramiko.AuthenticationException):
+        return "shut down" in said or "timeout" in said
+    lost = isinstance(error, paramiko.SSHException) and said.startswith(("No existing", "Error reading"))
+    return lost or isinstance(error, EOFError)
 
 
 def _configure(endpoint: Endpoint, deadline: Deadline) -> Connection:
