@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import re
 import threading
@@ -12,6 +14,11 @@ from typing import Any
 import torch
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters, get_compilation_metrics
+
+# Inductor imports it in the first thread that compiles, and setuptools in it replaces distutils for the whole
+# process: two threads at once can end in "AssertionError: .../distutils/core.py". Here only the main one runs.
+with contextlib.suppress(ImportError):
+    importlib.import_module("torch.utils.cpp_extension")
 
 _LIMIT_HIT = re.compile(
     r"hit config\.(?P<limit>\w+) \((?P<value>[^)]*)\)\s+function: (?P<function>.*)\s+last reason: (?P<why>.*)"

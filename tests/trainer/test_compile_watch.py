@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -177,3 +180,10 @@ def test_after_the_warm_up_a_compile_in_any_thread_raises_and_eager_code_does_no
     assert not watch.grew_since(before)
     function(torch.ones(3))
     assert watch.grew_since(before)
+
+
+def test_what_replaces_distutils_is_imported_before_any_thread_compiles() -> None:
+    """Two first compiles at once once met in it and killed a warm-up."""
+    shown = "import sys, trainer.compile_watch; print('torch.utils.cpp_extension' in sys.modules)"
+    command, payload = [sys.executable, "-c", shown], Path(compile_watch.__file__).parents[1]
+    assert subprocess.run(command, cwd=payload, capture_output=True, text=True).stdout.strip() == "True"
