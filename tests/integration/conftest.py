@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,8 +47,10 @@ class Project:
         return out
 
     def ask(self, task: str, *arguments: str, code: int | None = 0) -> dict[str, Any]:
-        """The one box's part of the `--json` document."""
+        """The one box's part of the `--json` document, which keeps its published schema."""
         document: dict[str, Any] = json.loads(self.invoke(task, *arguments, "--json", code=code))
+        schema = json.loads((ROOT / "docs/schema" / f"{document['task']}.json").read_text("utf-8"))
+        jsonschema.validate(document, schema)
         return document["boxes"][0] if "boxes" in document else document
 
     def status(self) -> dict[str, Any]:

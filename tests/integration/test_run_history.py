@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 
 pytestmark = pytest.mark.timeout(900)  # the first test trains twice
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def checked(project, task: str, *arguments: str, code: int | None = 0) -> dict[str, Any]:
-    """The one box's part of a `--json` document that keeps to docs/schema/."""
-    document = json.loads(project.invoke(task, *arguments, "--json", code=code))
-    schema = json.loads((ROOT / "docs/schema" / f"{document['task']}.json").read_text("utf-8"))
-    jsonschema.validate(document, schema)
-    return document["boxes"][0]
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +20,16 @@ def two_runs(tiny):
     first = ("--from-scratch", *(f"--set={each}" for each in steps))
     for wishes in first, ("--from", "r-0001", "--from-scratch", "--set=train.lr=1e-3"):
         tiny.invoke("restart", *wishes)
-        seen = checked(tiny, "watch", "--every", "0.5")
+        seen = tiny.ask("watch", "--every", "0.5")
         assert (seen["verdict"], seen["reconnects"]) == ("finished", 0)
     return tiny
 
 
 def test_the_table_knows_both_and_where_they_came_from(two_runs) -> None:
-    rows = checked(two_runs, "runs")["runs"]
+    rows = two_runs.ask("runs")["runs"]
     assert [row["verdict"] for row in rows] == ["finished", "finished"]
     assert rows[0]["step"] == 6 and rows[0]["tau"] >= 1 and rows[0]["tokens_per_s"] > 0
-    shown = checked(two_runs, "runs.show", "newest")
+    shown = two_runs.ask("runs.show", "newest")
     assert shown["provenance"]["recipe"]["train"]["lr"] == 1e-3
     assert shown["provenance"]["packages"]["torch"]
     assert [each["step"] for each in shown["evaluations"]] == [3, 6]
@@ -47,7 +38,7 @@ def test_the_table_knows_both_and_where_they_came_from(two_runs) -> None:
 
 
 def test_the_difference_is_the_one_value_that_was_changed(two_runs) -> None:
-    found = checked(two_runs, "runs.diff", "r-0001", "r-0002")
+    found = two_runs.ask("runs.diff", "r-0001", "r-0002")
     assert [(row["group"], row["name"]) for row in found["differs"] if row["group"] == "recipe"] == [
         ("recipe", "train.lr")
     ]
@@ -55,37 +46,37 @@ def test_the_difference_is_the_one_value_that_was_changed(two_runs) -> None:
 
 
 def test_the_drafter_comes_here_and_loads(two_runs, tmp_path: Path) -> None:
-    got = checked(two_runs, "fetch", "newest", "--out", str(tmp_path))
+    got = two_runs.ask("fetch", "newest", "--out", str(tmp_path))
     assert Path(got["path"]).name == "r-0002-export" and got["step"] == 6
     from trainer.export import load_export
 
     assert load_export(Path(got["path"])).geometry.layers >= 1
-    best = checked(two_runs, "fetch", "r-0001", "--checkpoint", "best", "--out", str(tmp_path))
+    best = two_runs.ask("fetch", "r-0001", "--checkpoint", "best", "--out", str(tmp_path))
     assert best["tau"] is not None and (Path(best["path"]) / "optimizer.safetensors").is_file()
-    assert checked(two_runs, "fetch", "r-0001", "--checkpoint", "7", code=1)["error"]["kind"] == "usage"
+    assert two_runs.ask("fetch", "r-0001", "--checkpoint", "7", code=1)["error"]["kind"] == "usage"
 
 
 def test_both_are_plotted_over_each_other(two_runs, tmp_path: Path) -> None:
     picture = tmp_path / "runs.png"
-    assert checked(two_runs, "plot", "r-0001,r-0002", "--out", str(picture))["out"] == str(picture)
+    assert two_runs.ask("plot", "r-0001,r-0002", "--out", str(picture))["out"] == str(picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     text = two_runs.invoke("plot", "r-0001,r-0002")
     assert "loss" in text and "r-0001" in text and "tokens a cycle" in text
 
 
 def test_the_log_is_searched_there(two_runs) -> None:
-    text = checked(two_runs, "logs", "--grep", "^· tau", "--since", "1h")["text"]
+    text = two_runs.ask("logs", "--grep", "^· tau", "--since", "1h")["text"]
     assert text.count("\n") == 2 and all(line.startswith("· tau") for line in text.splitlines())
 
 
 def test_pins_prune_and_rollback_speak_their_schema_too(two_runs) -> None:
-    assert checked(two_runs, "runs.pin", "r-0001", "--reason", "kept")["changed"]
-    assert checked(two_runs, "runs.prune", "--keep", "1")["kept"]["r-0001"] == "pinned"
+    assert two_runs.ask("runs.pin", "r-0001", "--reason", "kept")["changed"]
+    assert two_runs.ask("runs.prune", "--keep", "1")["kept"]["r-0001"] == "pinned"
     (two_runs.folder / "remote_payload" / "examples" / "another.txt").write_text("x")
     two_runs.invoke("deploy")
-    assert checked(two_runs, "rollback")["outcome"] == "switched"
-    checked(two_runs, "runs.pin", "r-0001", "--off")
-    assert checked(two_runs, "runs.prune", "--keep", "1", "--yes")["removed"] == ["r-0001"]
-    assert checked(two_runs, "runs.show", "r-0001")["seen_at"] is not None
+    assert two_runs.ask("rollback")["outcome"] == "switched"
+    two_runs.ask("runs.pin", "r-0001", "--off")
+    assert two_runs.ask("runs.prune", "--keep", "1", "--yes")["removed"] == ["r-0001"]
+    assert two_runs.ask("runs.show", "r-0001")["seen_at"] is not None
     planned = json.loads(two_runs.invoke("-R", "plot", "r-0001", "--json"))
     jsonschema.validate(planned, json.loads((ROOT / "docs/schema/plot.json").read_text("utf-8")))
