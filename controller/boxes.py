@@ -16,7 +16,7 @@ def table(inventory: Inventory, names: list[str]) -> Outcome:
         star = "*" if box.name == inventory.default else ""
         gpus = "–" if box.gpus is None else str(box.gpus)
         rows.append((star, box.name, where, box.recipe, gpus))
-        document.append({"name": box.name, "default": bool(star), **box.model_dump()})
+        document.append({"name": box.name, "default": bool(star), **box.as_dict()})
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     return Outcome({"boxes": document}, "\n".join(line.rstrip() for line in lines))

@@ -37,7 +37,7 @@ def resolve(box: Box, *, revive: bool = False) -> Endpoint:
 
 
 def _real(box: Box) -> Endpoint:
-    given = box.model_fields_set
+    given = box.given
     return Endpoint(
         host=box.host or "",
         vmid=box.vmid,
@@ -59,7 +59,7 @@ def _sandbox(box: Box, *, revive: bool) -> Endpoint:
         raise Usage(
             f"the sandbox has container {up.vmid}, not {box.vmid}", f"vmid: {up.vmid} in inventory.yaml"
         )
-    given = box.model_fields_set
+    given = box.given
     return Endpoint(
         host=up.host,
         vmid=up.vmid,

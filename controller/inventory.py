@@ -5,25 +5,22 @@ Every complaint is `inventory.yaml:LINE: what`, an unknown key with the nearest 
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 
+from controller import records
 from controller.errors import InventoryError, Usage
+from controller.project import FILE_NAME, inventory_path
+from controller.project import PROJECT as PROJECT
+from controller.records import Between, Complaint, Place, Record
 
-FILE_NAME = "inventory.yaml"
 CURRENT_ENVIRONMENT = "env:current"  # the agent knows where that is
-PROJECT = Path(__file__).resolve().parent.parent
-
-Place = tuple[str | int, ...]
 
 
 def is_plain(value: Any) -> bool:
@@ -35,67 +32,88 @@ def is_plain(value: Any) -> bool:
     return True
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+def _absolute(value: str) -> None:
+    if not value.startswith("/") or value.strip("/") == "":
+        raise ValueError("must be an absolute path of its own")
 
 
-class Roots(_Strict):
+def _fingerprint(value: str) -> None:
+    if not re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}=?", value):
+        raise ValueError("must be a fingerprint as `ssh-keygen -lf KEY.pub` prints it: SHA256:…")
+
+
+def _all_plain(value: Mapping[str, Any]) -> None:
+    """They travel as JSON."""
+    for key, each in value.items():
+        if not is_plain(each):
+            raise ValueError(f"{key}: {each} is neither text nor number nor a list of them: quote it")
+
+
+class Roots(Record):
     """The four folders that pctrun owns in a container."""
 
-    opt: str = "/opt/pctrun"
-    lib: str = "/var/lib/pctrun"
-    cache: str = "/var/cache/pctrun"
-    run: str = "/run/pctrun"
-
-    @field_validator("*")
-    @classmethod
-    def _absolute(cls, value: str) -> str:
-        if not value.startswith("/") or value.strip("/") == "":
-            raise ValueError("must be an absolute path of its own")
-        return value
+    opt: Annotated[str, _absolute] = "/opt/pctrun"
+    lib: Annotated[str, _absolute] = "/var/lib/pctrun"
+    cache: Annotated[str, _absolute] = "/var/cache/pctrun"
+    run: Annotated[str, _absolute] = "/run/pctrun"
 
 
-class Box(_Strict):
+def _reference(value: str) -> None:
+    """What is wrong is not repeated: a value that was put here itself must not come onto a screen."""
+    if not re.fullmatch(r"(env|keyring|file):\S.*", value):
+        raise ValueError("wants where the value is, not the value: env:NAME, keyring:SERVICE or file:PATH")
+
+
+def _some(value: Sequence[str]) -> None:
+    if not value:
+        raise ValueError("needs one at least")
+
+
+def _variables(value: Mapping[str, str]) -> None:
+    for name in value:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            raise ValueError(f"'{name}' cannot be the name of a variable")
+
+
+class Notify(Record):
+    """Where a run tells of itself (by reference: an address is a secret), of which words, and who sends."""
+
+    urls: Annotated[list[Annotated[str, _reference]], _some]
+    on: Annotated[list[Literal["crashed", "stalled", "degraded", "finished", "stopped"]], _some] = [  # noqa: RUF012
+        "crashed",
+        "stalled",
+        "degraded",
+        "finished",
+    ]
+    by: Literal["container", "watch"] = "container"
+
+
+class Box(Record):
     """A Proxmox host reached by SSH and one container on it; a sandbox brings its own host and keys."""
 
-    name: str = Field(default="", exclude=True)
+    name: str = ""
     sandbox: bool = False
     host: str | None = None
     user: str = "root"
-    port: int = Field(default=22, ge=1, le=65535)
+    port: Annotated[int, Between(1, 65535)] = 22
     identity_file: str | None = None
     known_hosts: str = "~/.ssh/known_hosts"
-    host_key: str | None = None
+    host_key: Annotated[str, _fingerprint] | None = None
     proxy_jump: str | None = None
     sudo: bool = False
-    vmid: int = Field(ge=100)
+    vmid: Annotated[int, Between(100)]
     agent_python: str = "/usr/bin/python3"
     python: str = CURRENT_ENVIRONMENT
     roots: Roots = Roots()
     recipe: str
-    overrides: dict[str, Any] = {}
-    grace_s: float = Field(default=120.0, ge=0)
-    gpus: int | None = Field(default=None, ge=0)
+    overrides: Annotated[dict[str, Any], _all_plain] = {}  # noqa: RUF012 - each record copies it
+    secrets: Annotated[dict[str, Annotated[str, _reference]], _variables] = {}  # noqa: RUF012
+    notify: Notify | None = None
+    grace_s: Annotated[float, Between(0)] = 120.0
+    gpus: Annotated[int, Between(0)] | None = None
 
-    @field_validator("host_key")
-    @classmethod
-    def _fingerprint(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}=?", value):
-            raise ValueError("must be a fingerprint as `ssh-keygen -lf KEY.pub` prints it: SHA256:…")
-        return value
-
-    @field_validator("overrides")
-    @classmethod
-    def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """They travel as JSON."""
-        for key, each in value.items():
-            if not is_plain(each):
-                raise ValueError(f"{key}: {each} is neither text nor number nor a list of them: quote it")
-        return value
-
-    @model_validator(mode="after")
-    def _one_way_in(self) -> Self:
-        ways = self.model_fields_set & {
+    def check(self) -> None:
+        ways = self.given & {
             "host",
             "user",
             "port",
@@ -109,7 +127,6 @@ class Box(_Strict):
             raise ValueError(f"a sandbox box takes no {', '.join(sorted(ways))}: the sandbox brings its own")
         if not self.sandbox and not self.host:
             raise ValueError("needs host: (or sandbox: true)")
-        return self
 
     @property
     def label(self) -> str:
@@ -117,19 +134,17 @@ class Box(_Strict):
         return f"{self.name}/{self.vmid}"
 
 
-class Inventory(_Strict):
+class Inventory(Record):
     """`default` is the box of every task that is not told another with --box."""
 
     default: str
     boxes: dict[str, Box]
 
-    @model_validator(mode="after")
-    def _default_exists(self) -> Self:
+    def check(self) -> None:
         if not self.boxes:
             raise ValueError("there is no box under 'boxes:'")
         if self.default not in self.boxes:
             raise ValueError(f"default names no box: '{self.default}'{_nearest(self.default, self.boxes)}")
-        return self
 
     def pick(self, names: Sequence[str]) -> list[Box]:
         """The boxes of `names`, each once, in that order; the default box when there are none."""
@@ -144,17 +159,14 @@ class Inventory(_Strict):
 
 
 def find() -> Path:
-    """`PCTRUN_INVENTORY`, else the nearest inventory.yaml upward from here, else the project's own."""
-    named = os.environ.get("PCTRUN_INVENTORY")
-    if named:
-        return Path(named).expanduser()
-    here = Path.cwd()
-    for folder in (here, *here.parents, PROJECT):
-        if (folder / FILE_NAME).is_file():
-            return folder / FILE_NAME
-    raise InventoryError(
-        f"no {FILE_NAME} in {here} or above it", "or name one: PCTRUN_INVENTORY=/path/to/file"
-    )
+    """Where it is; raises InventoryError when there is none."""
+    path = inventory_path()
+    if path is None:
+        raise InventoryError(
+            f"no {FILE_NAME} in {Path.cwd()} or above it",
+            "pctrun init makes one here; PCTRUN_INVENTORY=/path/to/file names another",
+        )
+    return path
 
 
 def load(path: Path | None = None) -> Inventory:
@@ -177,12 +189,13 @@ def load(path: Path | None = None) -> Inventory:
                         f"{path.name}:{line}: unknown key 'name' in box '{name}': its key is its name"
                     )
                 raw["boxes"][name] = {**entry, "name": str(name)}  # not in place: an alias shares its entry
-    try:
-        return Inventory.model_validate(raw)
-    except ValidationError as error:
-        found = sorted({_complaint(detail, lines) for detail in error.errors()})
+    made, complaints = records.read(Inventory, raw)
+    if complaints:
+        found = sorted({_told(complaint, lines) for complaint in complaints})
         texts = [f"{path.name}:{line}: {text}" for line, text in found]
-        raise InventoryError(texts[0], evidence=texts[1:]) from None
+        raise InventoryError(texts[0], evidence=texts[1:])
+    inventory: Inventory = made
+    return inventory
 
 
 def _parse(text: str, file_name: str) -> tuple[Any, dict[Place, int]]:
@@ -224,23 +237,23 @@ def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], file_name: str
         _walk(value, (*place, name), lines, file_name)
 
 
-def _complaint(detail: ErrorDetails, lines: Mapping[Place, int]) -> tuple[int, str]:
-    place: Place = detail["loc"]
+def _told(complaint: Complaint, lines: Mapping[Place, int]) -> tuple[int, str]:
+    """Its line in the file, and what a person reads."""
+    place, wish = complaint.place, complaint.wish
     line = next(lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines)
-    if place[-1:] == ("[key]",):
-        return line, f"the name of {_named(place[:-1])} should be text: quote it"
-    wish = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    match detail["type"]:
-        case "extra_forbidden":
+    match complaint.kind:
+        case "name":
+            return line, f"the name of {_named(place)} should be text: quote it"
+        case "unknown":
             return line, f"unknown key {_named(place)}{_nearest(str(place[-1]), _valid_keys(place[:-1]))}"
         case "missing":
             return line, f"{_named(place[:-1])} needs '{place[-1]}:'"
-        case "value_error":
+        case "rule":
             return line, f"{_named(place)}: {wish}"
-        case "model_type" | "dict_type":
-            return line, f"{_named(place)} must be a mapping of keys to values, not {_shown(detail)}"
+        case "mapping":
+            return line, f"{_named(place)} must be a mapping of keys to values{_shown(complaint)}"
         case _:
-            return line, f"{_named(place)} should be {wish[0].lower()}{wish[1:]}, not {_shown(detail)}"
+            return line, f"{_named(place)} should be {wish}{_shown(complaint)}"
 
 
 def _named(place: Place) -> str:
@@ -256,17 +269,21 @@ def _named(place: Place) -> str:
 
 def _valid_keys(place: Place) -> Iterable[str]:
     if not place:
-        return Inventory.model_fields
-    if place[-1] == "roots":
-        return Roots.model_fields
-    return set(Box.model_fields) - {"name"}
+        return records.fields(Inventory)
+    if place[-1] in ("roots", "notify"):
+        return records.fields(Roots if place[-1] == "roots" else Notify)
+    return records.fields(Box).keys() - {"name"}
 
 
 def _nearest(name: str, valid: Iterable[str]) -> str:
+    import difflib  # only for a mistake: 3 ms
+
     close = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
-def _shown(detail: ErrorDetails) -> str:
-    value = detail["input"]
-    return "nothing" if value is None else repr(value)[:60]
+def _shown(complaint: Complaint) -> str:
+    """What stands there instead; nothing of it where it may be a secret that was put into the wrong file."""
+    if complaint.value is not None and {"secrets", "urls"} & set(complaint.place):
+        return ""
+    return f", not {'nothing' if complaint.value is None else repr(complaint.value)[:60]}"

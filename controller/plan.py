@@ -41,7 +41,7 @@ class Plan:
 
 def planned_python(box: Box) -> str:
     """The run's interpreter; an embedded box says which only once it is up."""
-    own = box.sandbox and "python" not in box.model_fields_set
+    own = box.sandbox and "python" not in box.given
     return "(the sandbox's own)" if own else box.python
 
 

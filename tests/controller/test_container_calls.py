@@ -226,7 +226,7 @@ def test_attach_to_what_cannot_be_looked_at_is_unreachable_and_not_a_wrong_optio
 
 
 def test_the_sandbox_has_one_container(box: Box) -> None:
-    other = box.model_copy(update={"name": "other", "vmid": 201})
+    other = box.replace(name="other", vmid=201)
     with pytest.raises(Usage, match="the sandbox has container 200, not 201"):
         execute(other, ["true"])
 

@@ -9,7 +9,17 @@ import jsonschema
 import pytest
 
 from agent import lockfile
-from controller import env_build, env_diff, env_list, env_prune, env_use, links, release, wheelhouse
+from controller import (
+    env_build,
+    env_diff,
+    env_list,
+    env_prune,
+    env_use,
+    links,
+    records,
+    release,
+    wheelhouse,
+)
 from controller.console import Console
 from controller.errors import PreflightFailed, Usage
 from controller.execution import execute
@@ -37,8 +47,8 @@ def lock(folder: Path, text: str) -> str:
 
 def test_a_container_without_a_network_gets_what_it_lacks_and_no_more(box: Box, wheels: Path) -> None:
     """In a place of its own: a release that other tests deployed would have to import there."""
-    roots = Roots(**{name: f"/tmp/environments/{name}" for name in Roots.model_fields})
-    box = box.model_copy(update={"roots": roots})
+    roots = Roots(**{name: f"/tmp/environments/{name}" for name in records.fields(Roots)})
+    box = box.replace(roots=roots)
 
     def build(text: str) -> env_build.Json:
         path = lock(wheels, text)

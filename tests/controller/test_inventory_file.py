@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controller import inventory
+from controller import inventory, records
 from controller.errors import InventoryError, Usage
 
 REST = "    vmid: 200\n    recipe: r\n"
@@ -77,7 +77,7 @@ def test_the_commented_example_is_valid_too(tmp_path: Path) -> None:
     text = "\n".join(["default: lab", "boxes:", *example]).replace("SHA256:…", "SHA256:" + "a" * 43)
     [box] = load(text, tmp_path).pick([])
     bare = load("default: lab\nboxes:\n  lab: {host: h, vmid: 200, recipe: r}\n", tmp_path).pick([])[0]
-    told = {key for key in type(box).model_fields if getattr(box, key) != getattr(bare, key)}
+    told = {key for key in records.fields(type(box)) if getattr(box, key) != getattr(bare, key)}
     assert told == {"host", "recipe", "identity_file", "host_key", "proxy_jump", "gpus"}
 
 

@@ -13,6 +13,7 @@ import pytest
 from controller import (
     history,
     mirror,
+    records,
     rollback,
     runs,
     runs_diff,
@@ -258,9 +259,9 @@ def test_a_pruned_run_is_asked_for_first_and_remembered_after(
 
 def test_a_rollback_without_a_release_says_what_to_do(box: Box) -> None:
     """In a place of its own: other tests may have deployed to this container's usual one."""
-    empty = Roots(**{name: f"/tmp/no-release/{name}" for name in Roots.model_fields})
+    empty = Roots(**{name: f"/tmp/no-release/{name}" for name in records.fields(Roots)})
     with pytest.raises(PctrunError, match="previous release"):
-        rollback.run(box.model_copy(update={"roots": empty}), Console())
+        rollback.run(box.replace(roots=empty), Console())
 
 
 def test_the_source_of_a_payload_is_its_commit_and_what_differs(tmp_path: Path) -> None:
