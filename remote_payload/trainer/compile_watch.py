@@ -15,8 +15,8 @@ import torch
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters, get_compilation_metrics
 
-# Inductor imports it in the first thread that compiles, and setuptools in it replaces distutils for the whole
-# process: two threads at once can end in "AssertionError: .../distutils/core.py". Here only the main one runs.
+# Inductor imports it in the first thread that compiles, and setuptools in it replaces distutils for the
+# whole process: two threads at once can end in "AssertionError: …/distutils/core.py". Here only one runs.
 with contextlib.suppress(ImportError):
     importlib.import_module("torch.utils.cpp_extension")
 
