@@ -49,7 +49,7 @@ def _open_failure(
     key_mend = "add your public key to its authorized_keys, or set user: or identity_file: in inventory.yaml"
     match error:
         case paramiko.BadHostKeyException():
-            return hostkeys.changed(error, endpoint.known_hosts)
+            return hostkeys.changed(error, endpoint.known_hosts, hop.port)
         case paramiko.PasswordRequiredException():
             return LoginRefused(f"the key for {where} has a passphrase", "ssh-add it to an agent first")
         case paramiko.AuthenticationException():

@@ -117,6 +117,9 @@ class Detached(PctrunError):
     kind = "detached"
 
 
+# Time does not mend them, and a host that counts failed logins would lock us out: nothing tries these again.
+FINAL = (HostKeyRefused, LoginRefused)
+
 _AGENT_KINDS: dict[str, type[PctrunError]] = {
     "usage": Usage,
     "run-alive": Usage,

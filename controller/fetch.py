@@ -9,7 +9,7 @@ from typing import Any
 from controller import words
 from controller.call import call
 from controller.console import Console
-from controller.errors import Unreachable
+from controller.errors import FINAL, Unreachable
 from controller.incoming import Damaged, Incoming
 from controller.inventory import Box
 from controller.outcome import Outcome
@@ -66,7 +66,7 @@ def _received(box: Box, console: Console, incoming: Incoming, args: dict[str, An
             return result
         except Unreachable as error:
             failures = 0 if incoming.received > before else failures + 1
-            if not incoming.received or failures >= len(RETRY_S):
+            if not incoming.received or failures >= len(RETRY_S) or isinstance(error, FINAL):
                 raise
             pause = RETRY_S[failures]
             console.note(f"{error.message}; going on in {pause:g} s where it broke off")

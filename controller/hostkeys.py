@@ -54,12 +54,13 @@ def guard(client: paramiko.SSHClient, *, known_hosts: str, pin: str | None) -> N
     client.set_missing_host_key_policy(_Known(path))
 
 
-def changed(error: paramiko.BadHostKeyException, known_hosts: str) -> HostKeyRefused:
+def changed(error: paramiko.BadHostKeyException, known_hosts: str, port: int) -> HostKeyRefused:
     """The key differs from the recorded one: a reinstalled host, or somebody between us and it."""
+    name = error.hostname if port == 22 else f"[{error.hostname}]:{port}"  # as known_hosts has it
     return HostKeyRefused(
-        f"the host key of {error.hostname} has changed: it shows {fingerprint(error.key)}, "
+        f"the host key of {name} has changed: it shows {fingerprint(error.key)}, "
         f"{known_hosts} has {fingerprint(error.expected_key)}",
-        f"somebody may be in between. If the host was reinstalled: ssh-keygen -R {error.hostname} "
+        f"somebody may be in between. If the host was reinstalled: ssh-keygen -R '{name}' "
         f"-f {known_hosts}, then add the new key after comparing it on the host's console",
     )
 

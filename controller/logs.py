@@ -10,7 +10,7 @@ from typing import Any
 from controller import moments
 from controller.call import Bytes, call
 from controller.console import Console
-from controller.errors import NotRunning, Unreachable, Usage
+from controller.errors import FINAL, NotRunning, Unreachable, Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
@@ -142,6 +142,8 @@ def _follow(box: Box, console: Console, wish: _Wish, tail: dict[str, Any], sink:
             args = wish.follow_args(tail["run"], at)
             result = call(box, "read", args, on_note=heartbeat, on_part=judged, on_out=take)
         except Unreachable as error:
+            if isinstance(error, FINAL):
+                raise
             pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
             failures += 1
             console.note(f"{error.message}; following again from byte {at} in {pause:g} s")

@@ -8,7 +8,7 @@ from controller import history, render
 from controller.call import call
 from controller.console import Console
 from controller.deadline import Deadline
-from controller.errors import NotRunning, Unreachable
+from controller.errors import FINAL, NotRunning, Unreachable
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
@@ -33,11 +33,18 @@ def plan(box: Box, *, run_id: str = "") -> Plan:
     return Plan("status", (Step("look, change nothing", "snapshot", look_args(run_id)),))
 
 
-def look(box: Box, run_id: str = "", *, log_lines: int = 12) -> tuple[Verdict, dict[str, Any] | None]:
-    """One snapshot and the verdict on it. Being unable to look is a verdict too; other errors raise."""
+def look(
+    box: Box, run_id: str = "", *, log_lines: int = 12, again: bool = False
+) -> tuple[Verdict, dict[str, Any] | None]:
+    """One snapshot and the verdict on it. Being unable to look is a verdict too; other errors raise.
+
+    `again`: whoever looks will do so again, which is no use after one of errors.FINAL: that raises, too.
+    """
     try:
         snapshot = call(box, "snapshot", look_args(run_id, log_lines=log_lines), deadline=_LOOK)
     except Unreachable as error:
+        if again and isinstance(error, FINAL):
+            raise
         return judge(None, why=error.message, mend=error.hint, last=history.last_seen(box)), None
     except NotRunning as error:
         if error.kind != "container-stopped":

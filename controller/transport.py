@@ -36,6 +36,8 @@ class Link:
         self._connection = dial(endpoint, deadline)
         self._transport: paramiko.Transport = self._connection.transport
         self._watchdog = Watchdog(self._transport, idle=deadline.idle)
+        self._channels = 0
+        self._room = threading.Condition()
 
     @property
     def alive(self) -> bool:
@@ -71,6 +73,9 @@ class Link:
         finally:
             with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
                 channel.close()  # it says goodbye, on a dead line too
+            with self._room:
+                self._channels -= 1
+                self._room.notify()
 
     def close(self) -> None:
         self._watchdog.stop()
@@ -78,11 +83,24 @@ class Link:
             self._connection.close()
 
     def _channel(self, deadline: Deadline) -> paramiko.Channel:
-        try:
-            return self._transport.open_session(timeout=deadline.connect)
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            self.close()
-            raise self._lost(f"it opens no channel: {error}") from None
+        """A new channel; where the host allows no more (MaxSessions), once another of ours has ended."""
+        ends_at = time.monotonic() + deadline.total if deadline.total else None
+        while True:
+            try:
+                channel = self._transport.open_session(timeout=deadline.connect)
+            except paramiko.ChannelException as error:
+                with self._room:
+                    if not self._channels:
+                        raise self._lost(f"it opens no channel: {error.text}") from None
+                    self._room.wait(0.5)  # the host may count one that we have closed already
+                self._check(ends_at, deadline)
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                self.close()
+                raise self._lost(f"it opens no channel: {error}") from None
+            else:
+                with self._room:
+                    self._channels += 1
+                return channel
 
     def _drain(
         self,

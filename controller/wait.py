@@ -33,7 +33,7 @@ def run(
     wanted = _words(until)
     began, pause = time.monotonic(), FIRST_POLL_S
     while True:
-        verdict, snapshot = status.look(box, run_id, log_lines=8)
+        verdict, snapshot = status.look(box, run_id, log_lines=8, again=True)
         line = render.one_line(box.label, verdict, snapshot)
         waited = time.monotonic() - began
         if verdict.word in wanted or verdict.word in TERMINAL:

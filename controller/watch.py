@@ -8,7 +8,7 @@ from typing import Any
 from controller import history, render, watch_view
 from controller.call import call
 from controller.console import Console
-from controller.errors import Unreachable
+from controller.errors import FINAL, Unreachable
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
@@ -49,7 +49,7 @@ def run(
                 result = call(box, "watch", _args(run_id, every_s), on_part=show)
                 break
             except Unreachable as error:
-                if not seen.looks:
+                if not seen.looks or isinstance(error, FINAL):
                     raise
                 cuts += 1
                 _remember(box, seen, verdict)
