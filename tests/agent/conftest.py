@@ -65,7 +65,9 @@ def bundle() -> bytes:
     return f"SOURCES = {sources!r}\n{(AGENT / 'boot.py').read_text()}".encode()
 
 
-def request_bytes(nonce: str, roots: dict[str, str], verb: str, args: dict[str, Any], user: str) -> bytes:
+def request_bytes(
+    nonce: str, roots: dict[str, str], verb: str, args: dict[str, Any], user: str, private: dict[str, Any]
+) -> bytes:
     script = bundle()
     request = {
         "schema": 1,
@@ -74,6 +76,7 @@ def request_bytes(nonce: str, roots: dict[str, str], verb: str, args: dict[str, 
         "args": args,
         "roots": roots,
         "operator": {"user": user, "host": "desk"},
+        **({"private": private} if private else {}),
     }
     return b"%d\n%s%s\n" % (len(script), script, json.dumps(request).encode())
 
@@ -166,6 +169,7 @@ class Box:
     roots: dict[str, str]
     environment: dict[str, str]
     python: str = sys.executable
+    private: dict[str, Any] = field(default_factory=dict)  # of every request
 
     bundle = staticmethod(bundle)
     manifest_of = staticmethod(manifest_of)
@@ -181,7 +185,7 @@ class Box:
         """Send the request and return with stdin still open."""
         process = self.spawn()
         process.nonce = secrets.token_hex(8)
-        process.stdin.write(request_bytes(process.nonce, self.roots, verb, args or {}, user))
+        process.stdin.write(request_bytes(process.nonce, self.roots, verb, args or {}, user, self.private))
         process.stdin.flush()
         return process
 
