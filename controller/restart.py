@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from controller import links, mirror, stopping, words
+from controller import links, mirror, secrets, stopping, words
 from controller.call import call
 from controller.console import Console
 from controller.errors import PctrunError, Usage
@@ -29,9 +29,11 @@ def plan(box: Box, **options: Any) -> Plan:
 
 def run(box: Box, console: Console, **options: Any) -> Outcome:
     """Restart; raises RunDied with the trainer's last lines when it ends before its first state."""
+    private = secrets.private(box)  # first: what is missing is said before anything is touched
     python = links.get(box, revive=True).endpoint.python
     try:
-        result = call(box, "restart", _args(box, python, **options), on_note=console.agent_note)
+        args = _args(box, python, **options)
+        result = call(box, "restart", args, on_note=console.agent_note, private=private)
     except PctrunError as error:
         if "stop" in error.details:  # the old run was stopped all the same: that must not go untold
             console.note(stopping.text(error.details["stop"]))
