@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 _MARKER = "down-by-hand"
 
 
-def up(*, revive: bool, realistic: bool | None = None, python: Path | None = None) -> Endpoint:
+def up(
+    *, revive: bool, realistic: bool | None = None, python: Path | None = None, engine: str | None = None
+) -> Endpoint:
     """The running sandbox, started if need be. One that was taken down by hand stays down unless `revive`.
 
     Raises Unreachable, also when this machine cannot run it.
@@ -24,7 +26,7 @@ def up(*, revive: bool, realistic: bool | None = None, python: Path | None = Non
     if marker.exists() and not revive:
         raise Unreachable("the sandbox was taken down by hand", "invoke sandbox.up")
     try:
-        endpoint = sandbox.up(realistic=realistic, python=python)
+        endpoint = sandbox.up(realistic=realistic, python=python, engine=engine)
     except sandbox.SandboxError as error:
         raise Unreachable(error.message, error.hint) from None
     marker.unlink(missing_ok=True)

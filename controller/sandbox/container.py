@@ -21,23 +21,46 @@ MIB = 1024 * 1024
 def start(folder: Path, host: Host, python: Path) -> None:
     """Configure the container for `python` and start it."""
     inner_python, folders = interpreter.inspect(python)
-    write_pairs(host.settings, {"realistic": "0"} | settings(host) | {"python": str(inner_python)})
-    _write_config(host, folders)
-    _pct(folder, "start", str(VMID))
+    note(host, python=str(inner_python))
+    write_config(host, VMID, folders, unprivileged=True)
+    pct(folder, "start", str(VMID))
+
+
+def note(host: Host, **facts: str) -> None:
+    """Add to the sandbox's settings."""
+    write_pairs(host.settings, {"realistic": "0"} | settings(host) | facts)
+
+
+def refuse_other_engine(host: Host, engine: str | None) -> None:
+    """Files of one engine are nothing that the other could start."""
+    if engine not in (None, host.engine) and Path(host.folder, "ct").exists():
+        raise SandboxError(
+            f"the containers in {host.folder} are made by {host.engine}",
+            f"invoke sandbox.down --wipe, then: invoke sandbox.up --engine {engine}",
+        )
+
+
+def set_engine(host: Host, engine: str) -> None:
+    """Remember the engine. Configurations of another's containers, whose files are gone by now, go too."""
+    if engine != host.engine:
+        for vmid in host.vmids():
+            Path(host.config_path(vmid)).unlink()
+        note(host, engine=engine)
 
 
 def stop_all(folder: Path, host: Host) -> bool:
     """Stop every container; whether one ran."""
     running = [vmid for vmid in host.vmids() if host.init_pid(vmid) is not None]
     for vmid in running:
-        _pct(folder, "stop", str(vmid))
+        pct(folder, "stop", str(vmid))
     return bool(running)
 
 
 def delete_files(folder: Path) -> bool:
     """Delete what the (stopped) containers have written; whether there was anything."""
     there = (folder / "ct").exists()
-    bubble.clear(str(folder / "ct"))
+    for name in ("ct", "lxcpath"):
+        bubble.clear(str(folder / name))
     return there
 
 
@@ -61,27 +84,27 @@ def write_front(folder: Path) -> None:
     draft.replace(folder / "bin" / "pct")
 
 
-def _write_config(host: Host, folders: list[Path]) -> None:
+def write_config(host: Host, vmid: int, folders: list[Path], *, unprivileged: bool) -> None:
     """Configuration of a container that is to start; a `lock:` or a name that someone has set stays."""
-    path = host.config_path(VMID)
+    path = host.config_path(vmid)
     old = read_pairs(path) if Path(path).exists() else {}
     kept = {key: value for key, value in old.items() if not key.startswith("mp")}
     binds = [(f"{host.folder}/models", "/models"), *((str(path), str(path)) for path in folders)]
     defaults = {
         "arch": "amd64",
         "cores": str(os.cpu_count()),
-        "hostname": f"ct{VMID}",
+        "hostname": f"ct{vmid}",
         "memory": str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB),
         "ostype": "debian",
-        "rootfs": host.rootfs(VMID),
+        "rootfs": host.rootfs(vmid),
         "swap": "0",
-        "unprivileged": "1",
+        "unprivileged": str(int(unprivileged)),
     }
     points = {f"mp{number}": f"{source},mp={target},ro=1" for number, (source, target) in enumerate(binds)}
     write_pairs(path, defaults | kept | points)
 
 
-def _pct(folder: Path, *arguments: str) -> None:
+def pct(folder: Path, *arguments: str) -> None:
     """One call of the sandbox's own pct; its refusal becomes ours."""
     done = subprocess.run(
         [folder / "bin" / "pct", *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from controller.project import PROJECT
 
+from . import openssh
 from .errors import SandboxError
 from .pct.host import live_pid, read_pairs
 
@@ -30,7 +31,7 @@ def port(folder: Path) -> int | None:
 
 
 def start(folder: Path) -> None:
-    """Start the server as a process of its own and wait until it listens."""
+    """Start the embedded server as a process of its own and wait until it listens."""
     log_path = folder / "server.log"
     search = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     ready_read, ready_write = os.pipe()
@@ -60,6 +61,7 @@ def stop(folder: Path) -> bool:
     if server is None:
         return False
     handle = os.pidfd_open(server)
+    connections = openssh.connections(server) if _is_openssh(folder) else []
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
@@ -68,6 +70,7 @@ def stop(folder: Path) -> bool:
                 break
     finally:
         os.close(handle)
+    openssh.end(connections)  # which outlive the server, as after `systemctl stop ssh`
     return True
 
 
@@ -76,5 +79,12 @@ def cut(folder: Path) -> bool:
     server = pid(folder)
     if server is None:
         return False
-    os.kill(server, signal.SIGUSR1)
+    if _is_openssh(folder):
+        openssh.end(openssh.connections(server))
+    else:
+        os.kill(server, signal.SIGUSR1)
     return True
+
+
+def _is_openssh(folder: Path) -> bool:
+    return read_pairs(str(folder / "server")).get("kind") == "openssh"

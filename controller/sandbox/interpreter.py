@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from .errors import SandboxError
@@ -11,11 +12,14 @@ from .errors import SandboxError
 PROBE = "import json, sys; print(json.dumps([sys.executable, sys.prefix, sys.base_prefix, sys.exec_prefix]))"
 PROBE_TIMEOUT_S = 30
 ALREADY_INSIDE = (Path("/usr"), Path("/etc"))
+OWN = (Path("/usr/local"),)  # of these, what a container with a /usr of its own does not have
 LINKS_AT_MOST = 40  # what the kernel allows
 
 
-def inspect(python: Path) -> tuple[Path, list[Path]]:
+def inspect(python: Path, *, own_usr: bool = False) -> tuple[Path, list[Path]]:
     """The interpreter's own path and the folders to bind read-only, parents before children.
+
+    `own_usr`: the container has a /usr of its own, not this machine's.
 
     Covers a virtual environment, its base, and every place that a chain of links leads through (uv, pyenv).
     """
@@ -36,15 +40,19 @@ def inspect(python: Path) -> tuple[Path, list[Path]]:
             break
         link = link.parent / link.readlink()
     folders |= {folder.resolve() for folder in folders}
-    return Path(executable), outermost(folders)
+    return Path(executable), outermost(folders, own_usr)
 
 
-def outermost(folders: set[Path]) -> list[Path]:
+def outermost(folders: set[Path], own_usr: bool = False) -> list[Path]:
     """Without those that another one, or the container itself, already holds."""
+    missing = OWN if own_usr else ()
     kept: list[Path] = []
     for folder in sorted(folders, key=lambda path: len(path.parts)):
-        if len(folder.parts) > 1 and not any(
-            folder.is_relative_to(other) for other in (*ALREADY_INSIDE, *kept)
-        ):
+        inside = kept if _under(folder, missing) else (*ALREADY_INSIDE, *kept)
+        if len(folder.parts) > 1 and not _under(folder, inside):
             kept.append(folder)
     return kept
+
+
+def _under(folder: Path, others: Iterable[Path]) -> bool:
+    return any(folder.is_relative_to(other) for other in others)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
 from .errors import SandboxError
+from .pct.host import LXC
 
+LXC_PACKAGES = {"lxc-start": "lxc", "debootstrap": "debootstrap", "/usr/sbin/sshd": "openssh-server"}
 PACKAGES = {"bwrap": "bubblewrap", "tmux": "tmux", "bash": "bash"}
 USERNS_SWITCHES = (  # file, the value that forbids, the line that allows
     ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
@@ -21,16 +24,41 @@ USERNS_SWITCHES = (  # file, the value that forbids, the line that allows
 )
 
 
-def check() -> None:
-    """Raise SandboxError unless programs, the SSH library and user name spaces are there."""
-    missing = [PACKAGES[name] for name in PACKAGES if shutil.which(name) is None]
+def check(engine: str) -> None:
+    """Raise SandboxError unless programs, the SSH library and the rights for the engine are there."""
+    if engine == LXC:
+        _check_lxc()
+        return
+    _check_programs(PACKAGES)
+    _check_library()
+    _check_user_spaces()
+
+
+def _check_lxc() -> None:
+    if os.geteuid() != 0:
+        raise SandboxError(
+            "--engine lxc needs root: it runs Debian's LXC as a Proxmox host does",
+            "run it as root, or leave --engine out",
+        )
+    _check_programs(LXC_PACKAGES)
+    _check_library()
+
+
+def _check_programs(packages: dict[str, str]) -> None:
+    missing = [packages[name] for name in packages if shutil.which(name) is None]
     if missing:
         raise SandboxError(
             f"the sandbox needs {' and '.join(missing)}, which this machine has not",
             f"sudo apt-get install -y {' '.join(missing)}",
         )
+
+
+def _check_library() -> None:
     if importlib.util.find_spec("asyncssh") is None:
         raise SandboxError("the sandbox needs the Python package asyncssh", "pip install 'pctrun[sandbox]'")
+
+
+def _check_user_spaces() -> None:
     probe = subprocess.run(
         [
             "bwrap",

@@ -14,6 +14,7 @@ from .errors import SandboxError
 from .pct.host import Host, read_pairs
 
 SOURCES = Path(__file__).resolve().parent
+USER, ADDRESS = "root", "127.0.0.1"  # of the SSH server
 OWN_FOLDER = "set PCTRUN_SANDBOX to a folder of your own"
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import asyncssh
 
 from .pct.host import read_pairs, start_time, write_pairs
+from .place import ADDRESS, USER
 from .sshd_session import Session
 
-ADDRESS = "127.0.0.1"
-USER = "root"
 MAX_SESSIONS = 10  # OpenSSH's default; a client that opens more gets "open failed"
 WINDOW = 4 << 20  # bytes in flight towards us; asyncssh's 2 MiB default halves an upload's speed
 

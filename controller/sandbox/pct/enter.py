@@ -13,11 +13,22 @@ FILES = ("user", "mnt")
 
 
 def join(pid: int, kinds: tuple[str, ...] = ALL) -> None:
-    """Join name spaces of process `pid`; `pid` itself takes effect for the next child. Raises OSError."""
-    handles = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds]
+    """Join name spaces of process `pid`; `pid` itself takes effect for the next child. Raises OSError.
+
+    Where that changes who we are, we become the space's root. A space that is ours already is left out: the
+    kernel refuses to join one's own user name space.
+    """
+    handles = [
+        os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+        for kind in kinds
+        if not os.path.samefile(f"/proc/{pid}/ns/{kind}", f"/proc/self/ns/{kind}")
+    ]
     for handle in handles:
         _setns(handle)
         os.close(handle)
+    if os.getuid() != 0:
+        os.setgid(0)
+        os.setuid(0)
 
 
 def _setns(handle: int) -> None:

@@ -10,7 +10,7 @@ import sys
 from _signal import SIG_DFL, SIGINT, SIGXFSZ, signal  # type: ignore[import-not-found]
 
 from . import enter
-from .host import Failure, Host
+from .host import LXC, Failure, Host
 
 # pct sets this PATH for itself and keep-env carries it into the container: no /usr/local/bin there.
 KEPT_PATH = b"/sbin:/bin:/usr/sbin:/usr/bin"
@@ -29,6 +29,11 @@ def run(host: Host, vmid: int, command: list[str], keep_env: bool) -> int:
         raise Failure(255, f"container '{vmid}' not running!")
     caller = caller_environment()
     argv = [surviving(os.fsencode(word), is_utf8(caller)) for word in command]
+    if host.engine == LXC:
+        from . import lxc
+
+        signal(SIGXFSZ, SIG_DFL)  # SIGPIPE stays ignored, see `become`
+        lxc.attach(host, vmid, argv, caller | {b"PATH": KEPT_PATH}, keep_env)
     cwd = host.inner_cwd()
     env = kept(caller, cwd) if keep_env else {b"PATH": CLEAN_PATH, **CONFIGURED}
 

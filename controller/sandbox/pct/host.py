@@ -11,6 +11,7 @@ import time
 NODE = "sandbox"
 CALLS_BYTES = 1 << 20  # of the record of calls, before it starts anew
 LOCK_WAIT_S = 10.0  # what a real pct waits for a container's configuration lock
+BUBBLEWRAP, LXC = ENGINES = ("bubblewrap", "lxc")  # what a container is made of
 
 
 class Failure(Exception):
@@ -29,6 +30,19 @@ class Host:
         self.folder = folder
         self.settings = f"{folder}/settings"
         self.home = f"{folder}/host/root"  # where a login lands; stands for the host's /root
+
+    @property
+    def engine(self) -> str:
+        """What the containers of this folder are made of; a folder keeps its engine until it is wiped."""
+        try:
+            return read_pairs(self.settings).get("engine", BUBBLEWRAP)
+        except FileNotFoundError:
+            return BUBBLEWRAP
+
+    @property
+    def lxc_path(self) -> str:
+        """Where LXC's programs look for containers, in place of /var/lib/lxc."""
+        return f"{self.folder}/lxcpath"
 
     def config_path(self, vmid: int) -> str:
         return f"{self.folder}/lxc/{vmid}.conf"
@@ -56,6 +70,10 @@ class Host:
 
     def init_pid(self, vmid: int) -> int | None:
         """Process id of the container's first process, or None when it is stopped."""
+        if self.engine == LXC:
+            from . import lxc_programs
+
+            return lxc_programs.init_pid(self.lxc_path, vmid)
         return live_pid(self.state_path(vmid))
 
     def note_call(self, name: str) -> None:

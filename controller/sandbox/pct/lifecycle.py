@@ -7,8 +7,8 @@ import select
 import signal
 from collections.abc import Callable
 
-from . import bubble
-from .host import Failure, Host
+from . import bubble, lxc
+from .host import LXC, Failure, Host
 
 KILL_WAIT_S = 10.0
 
@@ -63,7 +63,8 @@ def _start(host: Host, vmid: int) -> None:
     _refuse_locked(host, vmid)
     if host.init_pid(vmid) is not None:
         raise Failure(255, f"CT {vmid} already running")
-    bubble.start(host, vmid, host.config(vmid))
+    engine = lxc if host.engine == LXC else bubble
+    engine.start(host, vmid, host.config(vmid))
 
 
 def _end(host: Host, vmid: int, clean_s: float, force: bool) -> None:
@@ -74,6 +75,9 @@ def _end(host: Host, vmid: int, clean_s: float, force: bool) -> None:
     init = host.init_pid(vmid)
     if init is None:
         raise Failure(255, f"CT {vmid} not running")
+    if host.engine == LXC:
+        lxc.end(host, vmid, clean_s, force)
+        return
     handle = os.pidfd_open(init)
     try:
         ended = host.init_pid(vmid) is None  # again, now that the handle pins the process
