@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from trainer import checksums
 from trainer.drafter import Drafter
 from trainer.errors import Refusal, last_line
 from trainer.optimizer import Optimizer
+from trainer.weights import finite
 
+PROOF = "complete.json"  # written last: without it a folder is no checkpoint
 MUST_MATCH = ("config_hash", "data_sha256")
+
+
+class Damaged(Refusal):
+    """A checkpoint that is not what was written; an earlier one may be."""
 
 
 def save(
@@ -61,9 +70,41 @@ def _write(aside: Path, step: int, drafter: Drafter, optimizer: Optimizer, confi
         {n: t.cpu().contiguous() for n, t in optimizer.tensors().items()}, aside / "optimizer.safetensors"
     )
     (aside / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    (aside / "complete.json").write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
+    (aside / PROOF).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
     for path in (*aside.iterdir(), aside):
         _flush(path)
+
+
+class Sealer:
+    """Adds the files' hashes to a checkpoint's proof while the training goes on."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def seal(self, path: Path) -> None:
+        """Returns at once. `wait` comes before anything is removed beside `path`."""
+        self._thread = threading.Thread(target=seal, args=(path,), name="checksum")
+        self._thread.start()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+
+def seal(path: Path) -> None:
+    """Hash what lies in the page cache still. A checkpoint that goes meanwhile, or for whose hashes there is
+    no room, stays without them."""
+    aside = path.with_name(f".{path.name}.json")
+    try:
+        proof = json.loads((path / PROOF).read_text(encoding="utf-8"))
+        proof["files"] = checksums.of(
+            path, sorted(each.name for each in path.iterdir() if each.name != PROOF)
+        )
+        aside.write_text(json.dumps(proof) + "\n", encoding="utf-8")
+        _flush(aside)
+        aside.replace(path / PROOF)
+    except OSError:
+        aside.unlink(missing_ok=True)
 
 
 def name_of(step: int) -> str:
@@ -72,7 +113,7 @@ def name_of(step: int) -> str:
 
 def complete(folder: Path) -> list[Path]:
     """Whole checkpoints, oldest first."""
-    return sorted((p for p in folder.glob("step-*") if (p / "complete.json").is_file()), key=_number)
+    return sorted((p for p in folder.glob("step-*") if (p / PROOF).is_file()), key=_number)
 
 
 def _number(path: Path) -> int:
@@ -82,14 +123,19 @@ def _number(path: Path) -> int:
 
 
 def check(path: Path, config: dict[str, Any]) -> int:
-    """Steps done in the checkpoint. Refuses a broken folder, another configuration, other data."""
+    """Steps done in the checkpoint. Raises Damaged for a folder that is not what was written, Refusal for
+    another configuration or other data. One that was not sealed has no hashes: only its headers are
+    looked at, when it is loaded."""
     try:
-        step = int(json.loads((path / "complete.json").read_text(encoding="utf-8"))["step"])
-        saved = dict(json.loads((path / "config.json").read_text(encoding="utf-8")))
+        proof = json.loads((path / PROOF).read_text(encoding="utf-8"))
+        step, wrong = int(proof["step"]), checksums.damage(path, proof.get("files", {}))
+        saved = dict(json.loads((path / "config.json").read_text(encoding="utf-8"))) if not wrong else {}
         if step < 1:
             raise ValueError(f"step {step}")
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise Refusal(f"checkpoint {path} is not whole ({error}): resume from another one") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise Damaged(f"checkpoint {path} is not whole ({error}): resume from another one") from None
+    if wrong:
+        raise Damaged(f"checkpoint {path} is damaged ({wrong}): resume from another one")
     for name in MUST_MATCH:
         if saved.get(name) != config[name]:
             raise Refusal(
@@ -99,13 +145,47 @@ def check(path: Path, config: dict[str, Any]) -> int:
     return step
 
 
+def newest_whole(path: Path, config: dict[str, Any]) -> tuple[Path, int, list[str]]:
+    """`path`, or the newest one before it that is whole: (folder, its steps, a line for each that is not).
+
+    Raises what `check` raises, Damaged when none is left."""
+    wrong: list[str] = []
+    for place in (path, *_before(path)):
+        try:
+            return place, check(place, config), wrong
+        except Damaged as damaged:
+            wrong.append(str(damaged).rpartition(": ")[0])
+    raise Damaged(f"{wrong[0]}, and no earlier one is whole: start again with --from-scratch")
+
+
+def _before(path: Path) -> Iterator[Path]:
+    """Earlier checkpoints of the same training, newest first: those beside it, then what its run resumed."""
+    seen = {path}
+    while True:
+        older = [each for each in complete(path.parent) if _number(each) < _number(path)]
+        yield from reversed(older)
+        try:
+            order = json.loads((path.parent.parent / "run.json").read_text(encoding="utf-8"))
+            path = Path(order["resume_from"]["path"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return
+        if path in seen:
+            return
+        seen.add(path)
+        yield path
+
+
 def load(path: Path, step: int, drafter: Drafter, optimizer: Optimizer) -> None:
     """Restore one replica from a checkpoint that `check` has passed."""
     try:
-        drafter.load_state_dict(load_file(path / "model.safetensors"))
+        tensors = load_file(path / "model.safetensors")
+        drafter.load_state_dict(tensors)
         optimizer.load(load_file(path / "optimizer.safetensors"), step)
     except (OSError, SafetensorError, RuntimeError, KeyError) as error:
         raise Refusal(f"checkpoint {path} is damaged ({last_line(error)}): resume from another") from None
+    for name, tensor in tensors.items():
+        if not finite(tensor):
+            raise Refusal(f"checkpoint {path}: {name} has NaN or infinite values: resume from another")
 
 
 def _flush(path: Path) -> None:

@@ -171,6 +171,9 @@ def recipe_path(recipe: str, release_dir: Path) -> Path:
     return path
 
 
+_LARGEST, _LARGEST_SEED = 2**31 - 1, 2**63 - 1  # positions are int32, random seeds int64
+
+
 def load_recipe(recipe: str, release_dir: Path, overrides: object = None) -> Recipe:
     """Read, override and check a recipe; `overrides` is {"train.steps": 50} or ["train.steps=50"].
 
@@ -203,7 +206,10 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     ):
         for key, value in dataclasses.asdict(values).items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if number and not math.isfinite(value):
+            largest = _LARGEST_SEED if key == "seed" else _LARGEST
+            if number and isinstance(value, int) and value > largest:
+                yield f"{section}.{key}", f"is too large: {largest:,} is the most"
+            elif number and not math.isfinite(value):
                 yield f"{section}.{key}", f"is {value}: write a finite number"
             elif number and (value < 0 or (value == 0 and key not in zero_allowed)):
                 yield (

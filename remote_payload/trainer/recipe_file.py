@@ -174,13 +174,10 @@ def _convert(value: Any, hint: Any, key: str, tree: Tree) -> Any:
     elif hint is int:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
-    elif hint is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if isinstance(value, str):  # YAML 1.1 reads 6e-4 as text
-            try:
-                return float(value)
-            except ValueError:
-                pass
+    elif hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML 1.1 reads 6e-4 as text
+        except (ValueError, OverflowError):
+            pass
     kind = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(hint, "a list")
     raise Refusal(f"{tree.where(key)}: {key} is {value!r}: it must be {kind}")

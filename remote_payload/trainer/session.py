@@ -61,6 +61,7 @@ class Session:
         self._tau: float | None = None
         self._best: tuple[float, int] | None = None  # tau and step of the best checkpoint
         self._stop_announced = False
+        self._sealer = checkpoint.Sealer()
 
     def run(self, resume: Path | None) -> str:
         """Returns the phase it ended in: finished or stopped. Raises Refusal, or ThreadFailed for a crash."""
@@ -92,6 +93,7 @@ class Session:
         return "finished"
 
     def close(self) -> None:
+        self._sealer.wait()
         self.world.close()
 
     def _stage(self, detail: str, phase: str = "starting") -> None:
@@ -131,7 +133,7 @@ class Session:
             "recipe": dataclasses.asdict(recipe),
             "geometry": dataclasses.asdict(self.geometry),
         }
-        self.start_step = self._steps_done = checkpoint.check(resume, self.config) if resume else 0
+        resume = self._choose_checkpoint(resume)
 
         self._stage(f"loading target {recipe.target.model}")
         self.targets, heads = self._load_targets()
@@ -155,6 +157,21 @@ class Session:
                 step=self.start_step, last_checkpoint={"step": self.start_step, "path": str(resume)}
             )
         self._warm_up(tracing)
+
+    def _choose_checkpoint(self, resume: Path | None) -> Path | None:
+        """The one that was asked for, or the newest whole one before it, which every status then says."""
+        self.start_step = self._steps_done = 0
+        if resume is None:
+            return None
+        self._stage(f"proving checkpoint {resume}")
+        place, self.start_step, passed_over = checkpoint.newest_whole(resume, self.config)
+        self._steps_done = self.start_step
+        if passed_over:
+            self.record.note(f"resumed at step {self.start_step} instead: {passed_over[0]}")
+            for line in passed_over:
+                print(f"  {line}", flush=True)
+            print(f"  resuming from {place} instead", flush=True)
+        return place
 
     def _corpus(self, tokenizer: Any, name: str) -> Corpus:
         data = self.recipe.data
@@ -308,6 +325,7 @@ class Session:
     def _checkpoint(self, step: int) -> None:
         self.record.phase("checkpointing", f"step {step}")
         leader = self.replicas[0]
+        self._sealer.wait()
         path = checkpoint.save(
             self.record.run_dir / "checkpoints",
             step,
@@ -318,6 +336,7 @@ class Session:
             best=self._best[1] if self._best else None,
         )
         self.record.progress(last_checkpoint={"step": step, "path": str(path)})
+        self._sealer.seal(path)
         print(f"· checkpoint {path.name}", flush=True)
 
     def _note_best(self, step: int) -> None:

@@ -165,7 +165,7 @@ def _fill(
     def put(each: Stored, tensor: Tensor) -> None:
         keep = each.name.endswith(AS_STORED) or not tensor.is_floating_point()
         tensor = tensor if keep else tensor.to(dtype)
-        if not bool(tensor.sum(dtype=torch.float32).isfinite()):
+        if not weights.finite(tensor):
             raise Refusal(f"target model {model}: {each.name} has NaN or infinite values: fetch it again")
         if each.name == head_name:
             head.append(tensor)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trainer.drafter import Drafter
 from trainer.errors import Refusal
+from trainer.weights import finite
 
 _SHARED = (
     "self_attn.q_proj",
@@ -55,6 +56,8 @@ def from_target(drafter: Drafter, model: str) -> None:
                 f"drafter.init target needs the target's geometry: its {name} is {has}, the drafter's "
                 f"{list(parameter.shape)}; match heads, kv_heads, head_dim and intermediate_size"
             )
+        if not finite(tensor):
+            raise Refusal(f"target model {model}: {name} has NaN or infinite values: fetch it again")
         parameter.copy_(tensor)
     # Each copied layer scaled its own keys and values; the drafter has one norm for the context of all.
     scales = torch.stack([layer.input_layernorm.weight for layer in drafter.layers])

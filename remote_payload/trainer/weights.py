@@ -152,6 +152,11 @@ def read(
     on_progress(progress(total, total, time.monotonic() - began))
 
 
+def finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite: one that is spoils the sum, which is read in one pass."""
+    return bool(tensor.sum(dtype=torch.float32).isfinite())
+
+
 def progress(done: int, total: int, seconds: float) -> str:
     """`12.3 of 50.1 GiB, 4.5 GiB/s`"""
     gib = 2**30
