@@ -18,7 +18,7 @@ from invoke.exceptions import Exit
 
 from controller import errors, inventory, plan, render
 from controller.console import Console, open_closed_streams
-from controller.errors import Detached, PctrunError, Usage
+from controller.errors import ConnectionLost, Detached, PctrunError, Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
 
@@ -26,7 +26,7 @@ SCHEMA = 1
 
 T = TypeVar("T")
 
-# After Ctrl-C: what goes on without us. A stop or a start is never cut in half by a lost reader.
+# After Ctrl-C or a lost connection: what goes on without us. A stop or a start is never cut in half by a lost reader.
 _GOES_ON = {
     "deploy": "a deploy goes on only if it had arrived whole; `current` switches whole or not at all",
     "restart": "the restart goes on; `invoke status` shows how far it got",
@@ -41,6 +41,7 @@ def operate(
     task: str,
     *,
     boxes: Sequence[str],
+    every: bool,
     as_json: bool,
     dry: bool,
     module: str = "",
@@ -61,7 +62,7 @@ def operate(
         options.update({name: _number(int, name, text) for name, text in (whole or {}).items()})
         options.update({name: _number(float, name, text) for name, text in (seconds or {}).items()})
         operation = importlib.import_module(f"controller.{(module or task).replace('.', '_')}")
-        chosen = inventory.load().pick(boxes)
+        chosen = inventory.load().pick(boxes, every=every)
         if (lone or options.get("follow")) and len(chosen) > 1:
             what = task if lone else "--follow"
             raise Usage(f"{what} takes one box", "use a terminal of its own for each")
@@ -70,7 +71,13 @@ def operate(
             if dry:
                 made = operation.plan(box, **options)
                 return Outcome(plan.as_json(made), plan.text(made, box))
-            result: Outcome = operation.run(box, console, **options)
+            try:
+                result: Outcome = operation.run(box, console, **options)
+            except ConnectionLost as error:
+                if task in _GOES_ON:
+                    unsure = "it may have arrived: then " if task in ("restart", "abort") else ""
+                    error.hint = unsure + _GOES_ON[task]
+                raise
             return result
 
         return _report(task, _over(chosen, act, parallel=not one_at_a_time), as_json=as_json)

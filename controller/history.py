@@ -107,7 +107,7 @@ def _recall(run_id: str, remembered: list[Json]) -> Json | None:
 def remember(box: Box, run: Json, word: str) -> None:
     """Keep what a snapshot says of its run and the verdict on it, without its log and its environment."""
     record = {key: value for key, value in (run.get("record") or {}).items() if key not in ("env", "argv")}
-    kept = ("id", "state", "exit", "stop", "processes", "checkpoints")
+    kept = ("id", "state", "exit", "stop", "attempts", "processes", "checkpoints")
     entry = {**{key: run.get(key) for key in kept}, "record": record}
     entry["verdict"] = {"word": word, "at": time.time()}
     mirror.keep(box, [{**entry, "metrics": (run.get("metrics") or [])[-progress.WINDOW :]}])

@@ -110,6 +110,7 @@ class Box(Record):
     secrets: Annotated[dict[str, Annotated[str, _reference]], _variables] = {}  # noqa: RUF012
     notify: Notify | None = None
     grace_s: Annotated[float, Between(0)] = 120.0
+    auto_restart: Annotated[int, Between(0, 100)] = 0
     gpus: Annotated[int, Between(0)] | None = None
 
     def check(self) -> None:
@@ -146,9 +147,16 @@ class Inventory(Record):
         if self.default not in self.boxes:
             raise ValueError(f"default names no box: '{self.default}'{_nearest(self.default, self.boxes)}")
 
-    def pick(self, names: Sequence[str]) -> list[Box]:
-        """The boxes of `names`, each once, in that order; the default box when there are none."""
-        wanted = list(dict.fromkeys(names)) or [self.default]
+    def pick(self, names: Sequence[str], *, every: bool = False) -> list[Box]:
+        """The boxes of `names`, each once, in that order; the default box when there are none.
+
+        With `every` all of them, in the file's order.
+        """
+        if every and names:
+            raise Usage(
+                "--all and --box exclude each other", "name the boxes that are meant, or leave out --box"
+            )
+        wanted = list(self.boxes) if every else list(dict.fromkeys(names)) or [self.default]
         for name in wanted:
             if name not in self.boxes:
                 raise Usage(

@@ -56,10 +56,11 @@ def of(run: dict[str, Any]) -> Progress:
 
 
 def after_first(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """The newest metrics lines without that of the run's first step, whose time is that of filling queues."""
-    source: dict[str, Any] = (run.get("record") or {}).get("resume_from") or {}
-    first = (source.get("step") or 0) + 1
-    return [line for line in run.get("metrics") or [] if line["step"] != first]
+    """The newest metrics lines without each attempt's first, whose time is that of filling queues."""
+    began = [(run.get("record") or {}).get("resume_from")]
+    began += [crash.get("resume") for crash in (run.get("attempts") or {}).get("crashes") or []]
+    firsts = {((place or {}).get("step") or 0) + 1 for place in began}
+    return [line for line in run.get("metrics") or [] if line["step"] not in firsts]
 
 
 def rates(run: dict[str, Any]) -> list[float]:

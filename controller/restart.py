@@ -16,6 +16,7 @@ from controller.inventory import Box, is_plain
 from controller.outcome import Outcome
 from controller.plan import Plan, Step, planned_python
 
+AUTO_RESTARTS, MOST_RESTARTS = 3, 100
 FIRST_STATE_S = 180.0  # imports of torch on a cold disk take tens of seconds
 
 
@@ -41,7 +42,7 @@ def run(box: Box, console: Console, **options: Any) -> Outcome:
     started = result["start"]
     record, source = started.pop("record", None), started.pop("provenance", None)
     mirror.keep(box, [{"id": started["run"], "record": record, "provenance": source}])
-    return Outcome(result, f"{stopping.text(result['stop'])}\n{_text(started)}")
+    return Outcome(result, f"{stopping.text(result['stop'])}\n{_text(started, args['auto_restart'])}")
 
 
 def _args(
@@ -56,6 +57,7 @@ def _args(
     release: str = "",
     from_run: str = "",
     allow_slow_kernels: bool = False,
+    auto_restart: str | bool | None = None,
 ) -> dict[str, Any]:
     given = dict(parse_setting(text) for text in settings)
     return {
@@ -67,9 +69,21 @@ def _args(
         "python": python,
         "fresh_cache": fresh_cache,
         "allow_slow_kernels": allow_slow_kernels,
+        "auto_restart": _restarts(box, auto_restart),
         "resume": "none" if from_scratch else "auto",
         "first_state_s": FIRST_STATE_S,
     }
+
+
+def _restarts(box: Box, given: str | bool | None) -> int:
+    """How often a crash is tried again: the box's number, or --auto-restart with or without one."""
+    if given is None or given is False:
+        return box.auto_restart
+    if given is True:
+        return box.auto_restart or AUTO_RESTARTS
+    if not given.isdecimal() or int(given) > MOST_RESTARTS:
+        raise Usage(f"--auto-restart wants a number of 0 to {MOST_RESTARTS}, not '{given}'", "0 turns it off")
+    return int(given)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -92,10 +106,11 @@ def parse_setting(text: str) -> tuple[str, Any]:
     raise wrong
 
 
-def _text(result: dict[str, Any]) -> str:
+def _text(result: dict[str, Any], restarts: int) -> str:
     source = result.get("resume_from")
     origin = f" from {source['run']} step {source['step']}" if source else " from scratch"
     cache = result.get("cache") or {}
+    again = f"; a crash is tried again {words.plural(restarts, 'time')} at most" if restarts else ""
     after = result.get("first_state_after_s")
     spoke = f", first state after {words.duration(after)}" if after is not None else ""
-    return f"started {result['run']}{origin}{spoke}, cache {cache.get('choice')} ({cache.get('key')})"
+    return f"started {result['run']}{origin}{spoke}, cache {cache.get('choice')} ({cache.get('key')}){again}"

@@ -51,6 +51,7 @@ def document(entry: Json, found: History) -> Json:
         "operator": record.get("operator"),
         "resume_from": record.get("resume_from"),
         "config_hash": record.get("config_hash"),
+        "restarted": int((entry.get("attempts") or {}).get("restarted") or 0),
         "pinned": bool(entry.get("pin")),
         "seen_at": entry.get("seen_at"),
         "checkpoints": [each["step"] for each in entry.get("checkpoints") or []],

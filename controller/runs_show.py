@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from controller import history, runs, source, words
+from controller import attempts, history, runs, source, words
 from controller.console import Console
 from controller.inventory import Box
 from controller.outcome import Outcome
@@ -32,7 +32,8 @@ def run(box: Box, console: Console, *, run_id: str = "") -> Outcome:
     [entry] = found.entries
     row = runs.document(entry, found)
     facts = {"record": entry.get("record"), "provenance": entry.get("provenance"), "exit": entry.get("exit")}
-    document = {**row, **facts, "pin": entry.get("pin"), "evaluations": entry.get("evaluations") or []}
+    facts |= {"pin": entry.get("pin"), "attempts": entry.get("attempts")}
+    document = {**row, **facts, "evaluations": entry.get("evaluations") or []}
     return Outcome(document, "\n".join(_screen(box, document)), word=row["verdict"])
 
 
@@ -49,6 +50,8 @@ def _screen(box: Box, row: Json) -> Iterator[str]:
         yield _line("pinned", f"by {runs.operator(row['pin'].get('operator'))}{why}")
     begin = row["resume_from"]
     yield _line("resumed", f"from {begin['run']} step {begin['step']}" if begin else "no, from scratch")
+    for number, crash in enumerate((row["attempts"] or {}).get("crashes") or []):
+        yield _line("" if number else "crashes", attempts.line(crash))
     yield _line("recipe", f"{row['recipe']}  (configuration {row['config_hash'] or '?'})")
     for name, value in (record.get("overrides") or {}).items():
         yield _line("", f"{name} = {value}")

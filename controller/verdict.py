@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller import causes, crash, progress, words
+from controller import attempts, causes, crash, progress, words
 from controller.causes import Cause
 
 Json = dict[str, Any]
@@ -136,7 +136,8 @@ def _ended(snapshot: Json, run: Json, end: Json) -> Verdict:
     signal, code = end.get("signal"), end.get("code")
     how = f"killed by {signal}" if signal else f"exit code {code}"
     found = crash.explain(snapshot, run, end, how)
-    return _because("crashed", f"{how} at step {step}", at, found, evidence=_evidence(run))
+    more = tuple(attempts.given_up(run))
+    return _because("crashed", f"{how} at step {step}", at, found, more, _evidence(run))
 
 
 def _without_trainer(snapshot: Json, run: Json) -> Verdict:
@@ -145,10 +146,14 @@ def _without_trainer(snapshot: Json, run: Json) -> Verdict:
     now, phase = snapshot["now"], state.get("phase")
     supervisor = _alive(run, "supervisor")
     young = created is not None and now - created < LAUNCH_S
+    if supervisor and attempts.pending(run):
+        return _between_attempts(snapshot, run)
     if supervisor and (not state or (young and phase == "starting")):  # the state may be newer than the look
         return Verdict("starting", "the supervisor is up, the trainer is about to be", created)
     if young and not state:
         return Verdict("starting", "launched, no process yet", created)
+    if supervisor and attempts.limit(run) and phase not in ("finished", "stopped"):
+        return Verdict("degraded", "the trainer is gone, its supervisor is about to say what follows")
     if supervisor:
         # It writes the exit file within a moment, unless it is suspended.
         why = f"the supervisor (pid {supervisor['pid']}) has not written yet how the trainer ended"
@@ -160,9 +165,21 @@ def _without_trainer(snapshot: Json, run: Json) -> Verdict:
     where = f"in phase {phase} at step {state.get('step') or 0}" if phase else "before its first state"
     if not supervisor:
         why = "neither the supervisor nor the trainer lives and there is no exit file"
+        if attempts.limit(run):
+            why += ": nothing starts it again"
     found = [Cause("vanished", why), *crash.explain(snapshot, run, {}, "")]
     since = state.get("heartbeat") or created
     return _because("crashed", f"vanished {where}", since, found, evidence=_evidence(run))
+
+
+def _between_attempts(snapshot: Json, run: Json) -> Verdict:
+    """A crash that is tried again is no end: the supervisor waits, and whoever waits for the run goes on."""
+    pending, now = attempts.pending(run) or {}, snapshot["now"]
+    mend = "invoke restart does it now   |   invoke abort ends it   |   invoke logs"
+    found = [Cause("restarting", attempts.says(pending), mend)]
+    known = crash.explain(snapshot, run, {**pending, "detail": attempts.says(pending)}, "")
+    found += [each for each in known if each.kind != "exit"]
+    return _because("degraded", attempts.again(run, pending, now), None, found, evidence=_evidence(run))
 
 
 def _living(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Verdict:
@@ -182,7 +199,7 @@ def _living(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Verdi
         word, summary = "warming-up", "no steady step yet"
     else:
         word, summary = "healthy", _going(phase, state, pace)
-    asides = tuple(_asides(run, state))
+    asides = (*attempts.so_far(run, now), *_asides(run, state))
     if found:  # since when, one look cannot tell
         return _because("degraded", summary, None, found, asides)
     return Verdict(word, summary, _since(run, state), asides)
@@ -229,7 +246,8 @@ def _hung(run: Json, quiet: float) -> list[str]:
 def _asides(run: Json, state: Json) -> Iterator[str]:
     """Worth saying, no reason to worry."""
     if not _alive(run, "supervisor"):
-        yield "the supervisor is gone: the run goes on, but nothing will write down how it ends"
+        more = " or start it again after a crash" if attempts.limit(run) else ""
+        yield f"the supervisor is gone: the run goes on, but nothing will write down how it ends{more}"
     for note in state.get("notes") or []:
         yield str(note)
 

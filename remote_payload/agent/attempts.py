@@ -71,7 +71,7 @@ def why_not(crash: Crash, before: list[Crash], end: Json, limit: int, free_bytes
     if _MEMORY.search(crash.text) and any(_MEMORY.search(each.text) for each in before):
         return "memory did not suffice for the second time"
     if len(before) >= limit:
-        return f"it was restarted {len(before)} of {limit} times"
+        return "no restart is left"
     return ""
 
 

@@ -72,7 +72,7 @@ def test_the_number_of_restarts_is_limited(ready):
     begin(ready, (3, CUDA), (6, CUDA), (9, CUDA), limit=2)
     assert ended(ready)["reason"] == "crashed"
     told = ready.file("r-0001", "attempts.json")
-    assert told["given_up"] == "it was restarted 2 of 2 times" and told["restarted"] == 2
+    assert told["given_up"] == "no restart is left" and told["restarted"] == 2
     assert [each["step"] for each in told["crashes"]] == [3, 6, 9] and told["crashes"][-1]["again_at"] is None
 
 
