@@ -75,9 +75,7 @@ def _container(look: Json, endpoint: Endpoint) -> Check:
             HOST, "container", why.message, why.hint or f"on {host_name}: pct status {vmid}", code=7
         )
     if look["status"] != "running":
-        return failed(
-            HOST, "container", f"{vmid} is {look['status']}", f"on {host_name}: pct start {vmid}", code=5
-        )
+        return failed(HOST, "container", f"{vmid} is {look['status']}", pct.start_mend(endpoint), code=5)
     if look["lock"]:
         return warning(
             HOST,

@@ -14,19 +14,28 @@ _MARKER = "down-by-hand"
 
 
 def up(
-    *, revive: bool, realistic: bool | None = None, python: Path | None = None, engine: str | None = None
+    *,
+    revive: bool,
+    start_stopped: bool = False,
+    realistic: bool | None = None,
+    python: Path | None = None,
+    engine: str | None = None,
 ) -> Endpoint:
-    """The running sandbox, started if need be. One that was taken down by hand stays down unless `revive`.
+    """The running sandbox, started if need be. One that was taken down by hand stays down unless `revive`, a
+    container that was stopped by `pct stop` stays so unless `start_stopped`.
 
     Raises Unreachable, also when this machine cannot run it.
     """
     from controller import sandbox  # asyncssh and the server's code only where they are needed
 
     marker = sandbox.sandbox_dir() / _MARKER
-    if marker.exists() and not revive:
+    was_down = marker.exists()
+    if was_down and not revive:
         raise Unreachable("the sandbox was taken down by hand", "invoke sandbox.up")
     try:
-        endpoint = sandbox.up(realistic=realistic, python=python, engine=engine)
+        endpoint = sandbox.up(
+            realistic=realistic, python=python, engine=engine, start_stopped=start_stopped or was_down
+        )
     except sandbox.SandboxError as error:
         raise Unreachable(error.message, error.hint) from None
     marker.unlink(missing_ok=True)

@@ -40,6 +40,11 @@ def command(endpoint: Endpoint) -> str:
     return shlex.join(argv(endpoint))
 
 
+def start_mend(endpoint: Endpoint) -> str:
+    """What brings a container up that is off."""
+    return "invoke sandbox.up" if endpoint.embedded else f"on {endpoint.host}: pct start {endpoint.vmid}"
+
+
 def explain(endpoint: Endpoint, status: int | None, stderr: str, stdout: str = "") -> PctrunError:
     """Why there was no end frame, in one line. `status` is None when the channel ended without one."""
     said = f"{stderr}\n{stdout}"
@@ -57,7 +62,7 @@ def explain(endpoint: Endpoint, status: int | None, stderr: str, stdout: str = "
     if seen("not running") and status == 255:
         return NotRunning(
             f"container {vmid} on {host} is not running",
-            f"on {host}: pct start {vmid}",
+            start_mend(endpoint),
             kind="container-stopped",
         )
     if seen("configuration file", "does not exist"):

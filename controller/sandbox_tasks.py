@@ -31,6 +31,7 @@ def up(console: Console, *, realistic: bool | None, python: str, engine: str) ->
         raise Usage(f"no engine is called '{engine}'", f"one of: {', '.join(ENGINES)}")
     endpoint = embedded.up(
         revive=True,
+        start_stopped=True,
         realistic=realistic,
         python=Path(python) if python else None,
         engine=engine or None,

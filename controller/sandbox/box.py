@@ -50,18 +50,25 @@ class SandboxStatus:
     containers: dict[int, bool]  # by number, whether it runs
 
 
-def up(*, realistic: bool | None = None, python: Path | None = None, engine: str | None = None) -> Endpoint:
+def up(
+    *,
+    realistic: bool | None = None,
+    python: Path | None = None,
+    engine: str | None = None,
+    start_stopped: bool = True,
+) -> Endpoint:
     """Start what is not running, leave what is, and say how to reach it.
 
     `realistic` sets whether `pct` costs what the real one does (None: as it was). `python` is bound into the
     container when that starts; a running container keeps the one it has. `engine` is one of ENGINES and holds
-    until the files are wiped (None: as it was). Raises SandboxError.
+    until the files are wiped (None: as it was). Without `start_stopped` a container that is off on a host
+    that is up stays so, as on a real one. Raises SandboxError.
     """
     folder = place.sandbox_dir()
     host = Host(str(folder))
     place.refuse_foreign(folder)
     ct.refuse_other_engine(host, engine)
-    if daemon.pid(folder) is None or host.init_pid(ct.VMID) is None:
+    if daemon.pid(folder) is None or (start_stopped and host.init_pid(ct.VMID) is None):
         with place.locked(folder):
             _start(folder, host, python or Path(sys.executable), engine or host.engine)
     if realistic is not None and realistic != _is_realistic(host):

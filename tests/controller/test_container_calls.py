@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -243,3 +244,23 @@ def test_the_package_offers_execute_by_itself(box: Box) -> None:
     assert sorted(controller.__all__) == ["ExecResult", "execute"]
     with pytest.raises(AttributeError):
         _ = controller.nothing_of_the_kind
+
+
+@pytest.mark.parametrize("way", ["embedded", "real"])
+def test_neither_look_nor_start_starts_a_container_that_was_stopped(
+    way: str, box: Box, real_box: Callable[..., Box]
+) -> None:
+    chosen = box if way == "embedded" else real_box()
+    mend = "invoke sandbox.up" if way == "embedded" else f"on 127.0.0.1: pct start {box.vmid}"
+    pct = sandbox.sandbox_dir() / "bin" / "pct"
+    subprocess.run([pct, "stop", str(box.vmid)], check=True)
+    try:
+        verdict, snapshot = status.look(chosen)
+        assert (verdict.word, snapshot, verdict.mend) == ("not-running", None, mend)
+        with pytest.raises(NotRunning, match="is not running") as caught:
+            restart.run(chosen, Console())
+        assert (caught.value.hint, caught.value.exit_code) == (mend, 5)
+        assert not sandbox.status().container_running
+    finally:
+        embedded.up(revive=True, start_stopped=True)
+    assert status.look(chosen)[1] is not None
