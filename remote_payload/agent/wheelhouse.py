@@ -11,7 +11,7 @@ import glob
 import hashlib
 import os
 import tarfile
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple
 
 from agent import unpack
 from agent.call import Args, Call, Json, Refusal, Roots
@@ -150,7 +150,7 @@ def run(call: Call) -> Json:
 def _receive(call: Call, folder: str, want: dict[str, Json]) -> Json:
     count = size = 0
     try:
-        with tarfile.open(fileobj=cast(IO[bytes], unpack.Impatient(call.stdin)), mode="r|") as tar:
+        with unpack.open_stream(call.stdin) as tar:
             for member in tar:
                 file = want.pop(member.name, None)
                 if file is None or not member.isreg():
