@@ -26,7 +26,7 @@ SCHEMA = 1
 
 T = TypeVar("T")
 
-# After Ctrl-C or a lost connection: what goes on without us. A stop or a start is never cut in half by a lost reader.
+# What goes on without us after Ctrl-C or a lost connection: a stop or a start is never cut in half by them.
 _GOES_ON = {
     "deploy": "a deploy goes on only if it had arrived whole; `current` switches whole or not at all",
     "restart": "the restart goes on; `invoke status` shows how far it got",
@@ -61,11 +61,13 @@ def operate(
     def work() -> int:
         options.update({name: _number(int, name, text) for name, text in (whole or {}).items()})
         options.update({name: _number(float, name, text) for name, text in (seconds or {}).items()})
-        operation = importlib.import_module(f"controller.{(module or task).replace('.', '_')}")
         chosen = inventory.load().pick(boxes, every=every)
         if (lone or options.get("follow")) and len(chosen) > 1:
             what = task if lone else "--follow"
             raise Usage(f"{what} takes one box", "use a terminal of its own for each")
+        for box in () if dry else chosen:
+            Thread(target=_dial_ahead, args=(box,), daemon=True).start()
+        operation = importlib.import_module(f"controller.{(module or task).replace('.', '_')}")
 
         def act(box: Box, console: Console) -> Outcome:
             if dry:
@@ -83,6 +85,14 @@ def operate(
         return _report(task, _over(chosen, act, parallel=not one_at_a_time), as_json=as_json)
 
     _finish(work, task, as_json=as_json)
+
+
+def _dial_ahead(box: Box) -> None:
+    """The way to a host takes several round trips and a login: time in which the operation is imported and
+    the payload hashed. In a thread, because the import of the transport is itself a part of that."""
+    from controller import links
+
+    links.dial_ahead(box)
 
 
 def _number(kind: type[int] | type[float], name: str, text: str) -> float:

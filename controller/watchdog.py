@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import socket
+import sys
+import termios
 import threading
 import time
 
@@ -12,8 +16,9 @@ import paramiko
 class Watchdog:
     """Asks the peer for a sign of life, and closes the transport once it has given none for `idle` seconds.
 
-    Any byte of the peer is a sign (`heard`). Closing wakes every wait of Paramiko, also one without a limit
-    of its own, such as that for the answer to an exec request.
+    Any byte of the peer is a sign (`heard`), and so is its kernel taking bytes of ours: on a slow way the
+    question waits behind megabytes that are sent already. Closing wakes every wait of Paramiko, also one
+    without a limit of its own, such as that for the answer to an exec request.
     """
 
     def __init__(self, transport: paramiko.Transport, *, idle: float) -> None:
@@ -43,8 +48,23 @@ class Watchdog:
                 self._asked_at = None
 
     def _watch(self) -> None:
+        before = self._on_the_way()
         while not self._stop.wait(self._interval / 8) and self._transport.is_active():
+            now = self._on_the_way()
+            if now < before:
+                self.heard()
+            before = now
             asked = self._asked_at
             if asked is not None and time.monotonic() - max(asked, self._heard_at) > self._idle:
                 self.dead = True
                 self._transport.close()
+
+    def _on_the_way(self) -> int:
+        """Bytes that we have sent and the peer's kernel has not acknowledged; 0 behind a jump host."""
+        line = self._transport.sock
+        if not isinstance(line, socket.socket):
+            return 0
+        try:
+            return int.from_bytes(fcntl.ioctl(line, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except (OSError, ValueError):  # closed meanwhile
+            return 0
