@@ -42,6 +42,13 @@ def up(
     return endpoint
 
 
+def is_up() -> bool:
+    """Whether its host runs, and a person wants it to."""
+    from controller import sandbox
+
+    return sandbox.is_up() and not (sandbox.sandbox_dir() / _MARKER).exists()
+
+
 def down(*, container: bool = False, keep_data: bool = True) -> bool:
     """Take it down and remember that a person wanted it; returns whether anything was up."""
     from controller import sandbox

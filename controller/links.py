@@ -6,8 +6,10 @@ import atexit
 import threading
 from dataclasses import dataclass, field
 
+from controller import embedded
 from controller.deadline import DEFAULT, Deadline
 from controller.endpoint import resolve
+from controller.errors import PctrunError
 from controller.inventory import Box
 from controller.transport import Link
 
@@ -16,6 +18,7 @@ from controller.transport import Link
 class _Slot:
     lock: threading.Lock = field(default_factory=threading.Lock)
     link: Link | None = None
+    failure: PctrunError | None = None  # of a connection that was tried ahead; the next `get` tells it
     round_trips: int = 0
 
 
@@ -32,12 +35,30 @@ def get(box: Box, *, deadline: Deadline = DEFAULT, revive: bool = False) -> Link
     """The open connection of `box`; a dead one is replaced. `revive` as in `endpoint.resolve`."""
     slot = _slot(box)
     with slot.lock:
+        failure, slot.failure = slot.failure, None
         if slot.link is not None and not slot.link.alive:
             slot.link.close()
             slot.link = None
         if slot.link is None:
+            if failure is not None:
+                raise failure
             slot.link = Link(resolve(box, revive=revive), deadline)
         return slot.link
+
+
+def dial_ahead(box: Box) -> None:
+    """Connect already, for a `get` that is to come; it gets the failure, too.
+
+    An embedded box that is down stays so: whether it is to come up, only an operation knows.
+    """
+    slot = _slot(box)
+    with slot.lock:
+        if slot.link is not None or (box.sandbox and not embedded.is_up()):
+            return
+        try:
+            slot.link = Link(resolve(box))
+        except PctrunError as error:
+            slot.failure = error
 
 
 def drop(box: Box) -> None:

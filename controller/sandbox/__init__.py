@@ -1,6 +1,6 @@
 """The embedded box: a Proxmox host small enough to travel with the project, so that commands run for real."""
 
-from .box import Endpoint, SandboxStatus, cut_connections, down, pct_calls, status, up
+from .box import Endpoint, SandboxStatus, cut_connections, down, is_up, pct_calls, status, up
 from .errors import SandboxError
 from .pct.host import ENGINES
 from .place import sandbox_dir
@@ -12,6 +12,7 @@ __all__ = [
     "SandboxStatus",
     "cut_connections",
     "down",
+    "is_up",
     "pct_calls",
     "sandbox_dir",
     "status",

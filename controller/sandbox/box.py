@@ -87,14 +87,20 @@ def down(*, container: bool = False, keep_data: bool = True) -> bool:
     folder = place.sandbox_dir()
     if not folder.is_dir():
         return False
+    host = Host(str(folder))
     place.refuse_foreign(folder)
     with place.locked(folder):
         changed = daemon.stop(folder)
         if container or not keep_data:
-            changed |= ct.stop_all(folder, Host(str(folder)))
+            changed |= ct.stop_all(folder, host)
         if not keep_data:
-            changed |= ct.delete_files(folder)
+            changed |= ct.delete_files(folder, host)
     return changed
+
+
+def is_up() -> bool:
+    """Whether the SSH server runs."""
+    return daemon.pid(place.sandbox_dir()) is not None
 
 
 def status() -> SandboxStatus:

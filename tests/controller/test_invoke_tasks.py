@@ -373,7 +373,7 @@ def test_stdin_may_be_non_blocking(
 def test_an_interrupt_while_python_still_imports_says_so_too(
     line: Callable[..., list[str]], environment: dict[str, str], tmp_path: Path
 ) -> None:
-    (tmp_path / "yaml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    (tmp_path / "statistics.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     done = subprocess.run(
         line("boxes"),
         env={**environment, "PYTHONPATH": str(tmp_path)},
