@@ -56,11 +56,11 @@ def stop_all(folder: Path, host: Host) -> bool:
     return bool(running)
 
 
-def delete_files(folder: Path) -> bool:
+def delete_files(folder: Path, host: Host) -> bool:
     """Delete what the (stopped) containers have written; whether there was anything."""
     there = (folder / "ct").exists()
-    for name in ("ct", "lxcpath"):
-        bubble.clear(str(folder / name))
+    for place in (str(folder / "ct"), host.lxc_path):
+        bubble.clear(place)
     return there
 
 

@@ -16,8 +16,6 @@ UNPRIVILEGED, OFF = 201, 202
 
 def start(folder: Path, host: Host, python: Path) -> None:
     """Start what is off of the two that run; the first time they get their files. Raises SandboxError."""
-    if any(each.isspace() for each in str(folder)):
-        raise SandboxError(f"LXC takes no path with blanks: {folder}", "set PCTRUN_SANDBOX to one without")
     off = [vmid for vmid in (ct.VMID, UNPRIVILEGED) if host.init_pid(vmid) is None]
     if not off:
         return

@@ -42,6 +42,15 @@ def _check_lxc() -> None:
         )
     _check_programs(LXC_PACKAGES)
     _check_library()
+    mount = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    groups = [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/")]
+    if subprocess.run(mount, capture_output=True, stdin=subprocess.DEVNULL).returncode != 0:
+        refused = "mount file systems"
+    elif not any(os.access(group / "cgroup.procs", os.W_OK) for group in groups):
+        refused = "make control groups"
+    else:
+        return
+    raise SandboxError(f"root may not {refused} on this machine", "inside Docker: docker run --privileged")
 
 
 def _check_programs(packages: dict[str, str]) -> None:

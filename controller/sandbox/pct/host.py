@@ -41,8 +41,14 @@ class Host:
 
     @property
     def lxc_path(self) -> str:
-        """Where LXC's programs look for containers, in place of /var/lib/lxc."""
-        return f"{self.folder}/lxcpath"
+        """Where LXC's programs look for containers, in place of /var/lib/lxc.
+
+        Outside the folder: LXC starts no unprivileged container where the way to this place is closed to its
+        users.
+        """
+        import hashlib
+
+        return f"/run/pctrun-sandbox/{hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]}"
 
     def config_path(self, vmid: int) -> str:
         return f"{self.folder}/lxc/{vmid}.conf"

@@ -36,8 +36,9 @@ def start(host: Host, vmid: int, config: dict[str, str]) -> None:
     place = f"{host.lxc_path}/{vmid}"
     unprivileged = config.get("unprivileged") == "1"
     provision(host, vmid, unprivileged)
-    os.makedirs(place, exist_ok=True)
-    _write(f"{place}/prestart", _hook(host.rootfs(vmid), config), 0o755)
+    os.umask(0o022)
+    os.makedirs(f"{place}/root", exist_ok=True)
+    _write(f"{place}/prestart", _hook(host.rootfs(vmid), config, f"{place}/root"), 0o755)
     _write(f"{place}/config", _config(host, vmid, config, unprivileged), 0o644)
     log_path = f"{place}/start.log"
     _write(log_path, "", 0o644)
@@ -123,7 +124,7 @@ def _links(parent: str, folders: list[str]) -> list[str]:
 def _config(host: Host, vmid: int, config: dict[str, str], unprivileged: bool) -> str:
     lines = [
         f"lxc.uts.name = {config.get('hostname', f'ct{vmid}')}",
-        f"lxc.rootfs.path = dir:{host.rootfs(vmid)}",
+        f"lxc.rootfs.path = dir:{host.lxc_path}/{vmid}/root",
     ]
     lines.append(f"lxc.hook.pre-start = {host.lxc_path}/{vmid}/prestart")
     if unprivileged:
@@ -132,14 +133,15 @@ def _config(host: Host, vmid: int, config: dict[str, str], unprivileged: bool) -
     return CONFIG + "\n".join([*lines, *raw, ""])
 
 
-def _hook(rootfs: str, config: dict[str, str]) -> str:
-    """A shell script, run by LXC's monitor in its mount name space."""
+def _hook(rootfs: str, config: dict[str, str], stage: str) -> str:
+    """A shell script for LXC's monitor, in whose mount name space the root appears on `stage`."""
     lines = ["#!/bin/sh -e", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
     for source, target, read_only in bubble.mount_points(config):
         inner = shlex.quote(rootfs + target)
         lines += [f"mkdir -p {inner}", f"mount --bind {shlex.quote(source)} {inner}"]
         if read_only:
             lines.append(f"mount -o remount,bind,ro {inner}")
+    lines.append(f"mount --rbind {shlex.quote(rootfs)} {stage}")
     return "\n".join([*lines, ""])
 
 
