@@ -107,10 +107,10 @@ def explain(endpoint: Endpoint, status: int | None, stderr: str, stdout: str = "
             f"pct on {host} must run as root: {_last_line(said)}",
             "log in as root, or set sudo: true in inventory.yaml",
         )
-    if status == 137:
-        return AgentFailed(
-            f"the agent in container {vmid} was killed (SIGKILL), most likely for want of memory",
-            f"on {host}: dmesg | tail",
+    if status in (137, 143):  # a stop kills all that is in a container, a shutdown and a reboot ask first
+        how = "killed: it was stopped, or had no memory left" if status == 137 else "ended: it is shut down"
+        return ConnectionLost(
+            f"the agent in container {vmid} was {how}", f"on {host}: pct status {vmid}; dmesg | tail"
         )
     return AgentFailed(
         f"the agent in container {vmid} ended with status {status} and no answer: {_last_line(said)}",

@@ -129,7 +129,8 @@ def _ended(snapshot: Json, run: Json, end: Json) -> Verdict:
     if end.get("reason") == "stopped":
         stop = run.get("stop") or {}
         by = _operator(stop.get("operator"))
-        reasons = [f"stopped by {by}" if by else "stopped by an operator"]
+        nobody = "asked to stop by SIGTERM, by nobody on record: a shutdown of the container does that"
+        reasons = [f"stopped by {by}" if by else nobody]
         if stop.get("reason"):
             reasons[0] += f": {stop['reason']}"
         return Verdict("stopped", f"at step {step}", at, tuple(reasons))

@@ -125,7 +125,8 @@ REFUSALS = [
     (255, "400 Parameter verification failed.\nvmid: type check", 7, "refused its own arguments", "vmid:"),
     (255, "ipcc_send_rec[1] failed: Unknown error -1", 7, "must run as root", "sudo: true"),
     (None, "", 7, "ended before the answer came", "invoke status"),
-    (137, "", 1, "was killed (SIGKILL)", "dmesg"),
+    (137, "", 7, "was killed: it was stopped, or had no memory left", "dmesg"),
+    (143, "", 7, "was ended: it is shut down", "pct status 200"),
     (0, "", 1, "ended with status 0 and no answer: it said nothing", ""),
     (1, "Traceback (most recent call last):\nKeyError: 'x'", 1, "status 1 and no answer: KeyError: 'x'", ""),
 ]
