@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterable
 from functools import cache
 
 from controller import project
@@ -36,14 +37,20 @@ def sources() -> dict[str, str]:
 @cache
 def script(verb: str) -> bytes:
     """One Python program: the modules that `verb` needs as text, then `agent/boot.py` that imports them."""
+    modules = needed(["agent.main", *_module_of(verb)])
+    return f"SOURCES = {modules!a}\n{sources()['agent.boot']}".encode()
+
+
+def needed(names: Iterable[str]) -> dict[str, str]:
+    """The texts of these modules of the agent and of all that they import, by name."""
     every = sources()
-    needed, waiting = {"agent"}, ["agent.main", *_module_of(verb)]
+    found, waiting = {"agent"}, list(names)
     while waiting:
         name = waiting.pop()
-        if name not in needed and name in every:
-            needed.add(name)
+        if name not in found and name in every:
+            found.add(name)
             waiting += _imports(every[name])
-    return f"SOURCES = { ({name: every[name] for name in sorted(needed)})!a}\n{every['agent.boot']}".encode()
+    return {name: every[name] for name in sorted(found)}
 
 
 @cache

@@ -50,7 +50,7 @@ def screen(
             lines += more
         lines += _machine_lines(snapshot)
     quoted = [f"           | {_clean(line)}" for line in _quoted(verdict, snapshot, tail)]
-    ending = list(_rows("next", _wrapped(_next(verdict, snapshot))))
+    ending = list(_rows("next", _wrapped(next_step(verdict, snapshot))))
     room = max(0, height - len(lines) - len(ending))
     lines = [*lines, *quoted[len(quoted) - min(room, len(quoted)) :]][: height - len(ending)]
     return "\n".join(_cut(line, width) for line in [*lines, *ending])
@@ -236,7 +236,8 @@ def _quoted(verdict: Verdict, snapshot: Json | None, tail: int) -> list[str]:
     return [str(line) for line in (log.get("tail") or [])[-tail:]]
 
 
-def _next(verdict: Verdict, snapshot: Json | None) -> str:
+def next_step(verdict: Verdict, snapshot: Json | None) -> str:
+    """What to do: the verdict's own mend, else what its word suggests."""
     run = (snapshot or {}).get("run") or {}
     saved = run.get("checkpoints") or (run.get("record") or {}).get("resume_from")
     begins = "resumes at the last checkpoint" if saved else "this run has no checkpoint"

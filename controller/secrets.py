@@ -18,8 +18,34 @@ KEYRING_USER = "pctrun"  # of a reference that names none
 
 def private(box: Box) -> dict[str, Any]:
     """What a run gets beside its arguments; raises PreflightFailed when a reference leads nowhere."""
-    variables = environment(box)
-    return {"environment": variables} if variables else {}
+    found: dict[str, Any] = {}
+    if box.secrets:
+        found["environment"] = environment(box)
+    if box.notify and box.notify.by == "container":
+        found["notify"] = _notify(box)
+    return found
+
+
+def _notify(box: Box) -> dict[str, Any]:
+    """What the notifier beside the run must know, and itself as a program."""
+    from controller import (
+        notify_program,
+        notify_send,
+    )  # only for those who ask for it: a dozen files are read
+
+    assert box.notify
+    addresses = urls(box)
+    return {
+        "urls": addresses,
+        "on": box.notify.on,
+        "box": box.label,
+        "gpus": box.gpus,
+        "least_python": notify_program.LEAST_PYTHON,
+        "wants_apprise": sorted(
+            {notify_send.scheme(url) for url in addresses if notify_send.needs_apprise(url)}
+        ),
+        "program": notify_program.packed(),
+    }
 
 
 def environment(box: Box) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any, Iterator, NamedTuple
 
 RUN_ID = "PCTRUN_RUN_ID"
 RUN_DIR = "PCTRUN_RUN_DIR"
+NOTIFIER = "agent.notifier"  # in its argument list: what tells it from the trainer and its workers
 _MARK = f"{RUN_DIR}=".encode()
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -102,6 +103,7 @@ class Roles(NamedTuple):
     supervisor: Proc | None
     trainer: Proc | None
     workers: list[Proc]
+    notifier: Proc | None
 
 
 def roles(procs: list[Proc], state: dict[str, Any] | None) -> Roles:
@@ -111,7 +113,8 @@ def roles(procs: list[Proc], state: dict[str, Any] | None) -> Roles:
     that a dead trainer left has the trainer's command line, so the command line alone decides nothing.
     """
     supervisor = next((proc for proc in procs if "agent.supervise" in proc.argv), None)
-    rest = [proc for proc in procs if proc is not supervisor]
+    notifier = next((proc for proc in procs if NOTIFIER in proc.argv), None)
+    rest = [proc for proc in procs if proc is not supervisor and proc is not notifier]
     if supervisor:
         trainer = next((proc for proc in rest if proc.ppid == supervisor.pid), None)
     else:
@@ -121,7 +124,7 @@ def roles(procs: list[Proc], state: dict[str, Any] | None) -> Roles:
             trainer = rest[
                 0
             ]  # it has not written its first state: the oldest process is the one that was started
-    return Roles(supervisor, trainer, [proc for proc in rest if proc is not trainer])
+    return Roles(supervisor, trainer, [proc for proc in rest if proc is not trainer], notifier)
 
 
 def send(proc: Proc, number: int) -> bool:

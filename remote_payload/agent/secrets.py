@@ -2,7 +2,7 @@
 
 The supervisor is started by the tmux server, so only an argument list comes to it from here. It opens the
 agent's pipe as /proc/PID/fd/N, which the same user alone may; what was read is nowhere any more, and an
-agent that dies takes the rest with it. The agent waits for the run's first state, and so outlives the reading.
+agent that dies takes the rest with it. It waits for the run's first state, and so outlives the reading.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check(call: Call, taken: Iterable[str]) -> None:
             )
         if not isinstance(value, str) or "\0" in value:
             raise Refusal("usage", f"the secret {name} is not text", "variables hold text without NUL bytes")
-    size = len(_packed(call.private))
+    size = len(_packed(values))
     if size > LIMIT:
         raise Refusal("usage", f"the secrets take {size} bytes, {LIMIT} may travel", "send fewer")
 

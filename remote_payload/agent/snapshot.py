@@ -7,7 +7,20 @@ import sys
 import time
 from typing import Any
 
-from agent import attempts, baseline, gpu, kernel_log, lock, logtimes, procs, releases, runs, shapes, tmux
+from agent import (
+    attempts,
+    baseline,
+    gpu,
+    kernel_log,
+    lock,
+    logtimes,
+    notifying,
+    procs,
+    releases,
+    runs,
+    shapes,
+    tmux,
+)
 from agent.call import Args, Call, Roots
 from agent.files import last_traceback, number, read_json, tail_lines, tail_objects, tree_bytes
 
@@ -107,6 +120,7 @@ def _run(
         "exit": read("exit.json", shapes.EXIT),
         "stop": read("stop.json", shapes.STOP),
         "attempts": attempts.read(path),
+        "notify": notifying.read(path),
         "metrics": [line for line in metrics if line.get("step") is not None],
         "checkpoints": checkpoints(path),
         "processes": processes(marked.get(path, []), state),
@@ -127,7 +141,7 @@ def checkpoints(run_dir: str) -> list[dict[str, Any]]:
 def processes(found: list[procs.Proc], state: dict[str, Any] | None) -> list[dict[str, Any]]:
     """A run's processes with their roles: `{pid, role, state, rss_bytes, threads}`."""
     known = procs.roles(found, state)
-    named = {known.supervisor: "supervisor", known.trainer: "trainer"}
+    named = {known.supervisor: "supervisor", known.trainer: "trainer", known.notifier: "notifier"}
     return [
         {
             "pid": proc.pid,

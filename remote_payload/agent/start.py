@@ -15,6 +15,7 @@ from agent import (
     interpreter,
     kernels,
     lock,
+    notifying,
     procs,
     provenance,
     releases,
@@ -73,6 +74,7 @@ def prepare(call: Call) -> Plan:
     release_dir = releases.folder(roots, release)
     python = interpreter.find_python(args["python"])
     secrets.check(call, taken=_environment(python, "", "", ""))
+    notifying.check(call, python)
     _find_recipe(release_dir, name)
     recipe = interpreter.describe_recipe(python, release_dir, name, overrides)
     model = str(recipe.get("model"))
@@ -168,6 +170,7 @@ def launch(call: Call, plan: Plan) -> Json:
         "argv": [plan.python, "-m", "trainer", "--run-dir", run_dir],
         "env": _environment(plan.python, run_id, run_dir, chosen["dir"]),
         "secrets": sorted(secrets.environment(call.private)),  # their names
+        "notify": notifying.record(call),
         "cache": chosen,
         "resume_from": resume_from,
         "allow_slow_kernels": args["allow_slow_kernels"],
@@ -180,6 +183,7 @@ def launch(call: Call, plan: Plan) -> Json:
     }
     try:
         provenance.record(run_dir, plan.release_dir, plan.python, plan.recipe, gpus)
+        notifying.place(run_dir, call)
         write_json(os.path.join(run_dir, "run.json"), record)
     except (OSError, Refusal):
         shutil.rmtree(run_dir, ignore_errors=True)  # a full disk: no run without a record
@@ -224,7 +228,7 @@ def _spawn(call: Call, record: Json, run_dir: str) -> None:
     # `env -i`: the marker must be in the supervisor's environment, and must not be in the tmux server's
     argv = ["/usr/bin/env", "-i", *marks, record["python"], "-m", "agent.supervise", run_dir]
     if call.private:
-        argv.append(secrets.offer(call.private))
+        argv.append(secrets.offer(notifying.handover(call)))
     complaint = tmux.new_session(call.roots.run, record["id"], record["release_dir"], argv)
     if not complaint:
         return

@@ -148,16 +148,17 @@ def _end_scope(call: Call, run_dir: str) -> tuple[list[Json], list[Json]]:
         found = procs.roles(procs.scope(run_dir), read_json(os.path.join(run_dir, "state.json")))
         now = time.monotonic()
         rest = found.workers + ([found.trainer] if found.trainer else [])
-        if not rest and found.supervisor:
+        last = [each for each in (found.notifier, found.supervisor) if each]
+        if not rest and last:
             alone_since = alone_since or now
             if now - alone_since > SUPERVISOR_S:
-                rest = [found.supervisor]
+                rest = last
         for proc in rest:
             if procs.send(proc, signal.SIGKILL) and proc.pid not in killed:
                 killed[proc.pid] = {"pid": proc.pid, "command": proc.command}
                 call.frames.note(f"killed {proc.pid} ({proc.command:.60})")
         # a process in the middle of exec shows an empty environment for a moment: look twice
-        empty = empty + 1 if not rest and not found.supervisor else 0
+        empty = empty + 1 if not rest and not last else 0
         if empty == 2:
             return list(killed.values()), []
         if now - began > KILL_S + SUPERVISOR_S:

@@ -1,7 +1,8 @@
 """Someone must outlive the connection, see how the trainer ends, and write it where `status` looks.
 
-Run as `python -m agent.supervise RUN_DIR [OFFER]` inside a tmux session. The pane is only a window: losing it, or the
-tmux server, costs nothing. The trainer writes its log itself: losing the supervisor costs only `exit.json`.
+Run as `python -m agent.supervise RUN_DIR [OFFER]` inside a tmux session. The pane is only a window: losing
+it, or the tmux server, costs nothing. The trainer writes its log itself: losing the supervisor costs only
+`exit.json`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ import sys
 import time
 from typing import Any, BinaryIO
 
-from agent import attempts, baseline, loglimit, logtimes, oom, procs, runs, secrets
+from agent import (
+    attempts,
+    baseline,
+    loglimit,
+    logtimes,
+    notifying,
+    oom,
+    procs,
+    runs,
+    secrets,
+)
 from agent.files import read_json, tail_lines, tail_offset
 
 POLL_S = 0.2
@@ -43,7 +54,11 @@ def main(run_dir: str, offer: str = "") -> int:
             _tell(output, words)
             runs.write_exit(run_dir, {"code": 1, "signal": None, "reason": "crashed", "detail": words})
             return 1
-        return _attend(run_dir, record, output)
+        watcher = notifying.begin(run_dir, record, private)
+        try:
+            return _attend(run_dir, record, output)
+        finally:
+            notifying.finish(run_dir, watcher, private)
 
 
 def _attend(run_dir: str, record: dict[str, Any], output: BinaryIO) -> int:

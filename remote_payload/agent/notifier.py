@@ -1,0 +1,100 @@
+"""A run tells how it is while the workstation sleeps: the same verdicts, sent from beside it.
+
+It is a process of the run's own (agent/notifying.py starts it) and cannot disturb the trainer: it looks as
+`status` does, at the lowest priority. What it must know comes on stdin, its opinion from the controller.
+`notify.json` says what it sent and what did not get out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from typing import Any, Callable, NamedTuple
+
+from agent import notifying, procs, snapshot
+from agent.call import Call, Json, Roots
+from agent.files import read_json, write_json
+from agent.frames import Frames
+
+LOOK_S = 15.0
+LOOK = {"log_lines": 12, "metrics_lines": 200, "gpu_deadline_s": 5.0}
+KEPT = 20  # messages that notify.json remembers
+
+
+class Opinion(NamedTuple):
+    """What the controller knows: `judge(snapshot, gpus=…)`, `changes(on, known)`, `message(label, verdict,
+    snapshot)`, `send(urls, message)`."""
+
+    judge: Callable[..., Any]
+    changes: Callable[..., Any]
+    message: Callable[..., Json]
+    send: Callable[..., "list[str]"]
+
+
+def main(opinion: Opinion) -> int:
+    """Watch the run of RUN_DIR (the last argument) to its end.
+
+    stdin: a line of JSON `{urls, on, box, gpus, look_s, roots}`, then nothing; its end means that the
+    supervisor has written how the run ended, or is gone.
+    """
+    run_dir = sys.argv[-1]
+    wish = json.loads(sys.stdin.readline())
+    os.nice(19)
+    watcher = Watcher(run_dir, wish, opinion)
+    watcher.write()
+    attended = True
+    while True:
+        if attended:
+            attended = not select.select([sys.stdin], [], [], watcher.look_s)[0]
+        else:
+            time.sleep(min(1.0, watcher.look_s))  # nobody says any more when it is over
+        over = watcher.over()  # before the look: what is written after it belongs to the next one
+        watcher.look()
+        if over:
+            return 0
+
+
+class Watcher:
+    def __init__(self, run_dir: str, wish: Json, opinion: Opinion) -> None:
+        self.run_dir, self.opinion = run_dir, opinion
+        self.urls, self.on, self.box, self.gpus = wish["urls"], wish["on"], wish["box"], wish["gpus"]
+        self.look_s = float(wish.get("look_s") or LOOK_S)
+        self.changes = opinion.changes(self.on, "starting")
+        self.sent: list[Json] = []
+        self.failed: Json | None = None
+        args = {**LOOK, "run": os.path.basename(run_dir)}
+        nowhere = Frames(os.open(os.devnull, os.O_WRONLY), "")
+        roots = Roots(**wish["roots"])
+        self.call = Call("snapshot", "", args, roots, {}, nowhere, sys.stdin.buffer, {})
+
+    def over(self) -> bool:
+        """Nothing more will happen: it was written down, or nobody is left who could do anything."""
+        if os.path.exists(os.path.join(self.run_dir, "exit.json")):
+            return True
+        state = read_json(os.path.join(self.run_dir, "state.json"))
+        found = procs.roles(procs.scope(self.run_dir), state)
+        return found.supervisor is None and found.trainer is None
+
+    def look(self) -> None:
+        facts = snapshot.run(self.call)
+        verdict = self.opinion.judge(facts, gpus=self.gpus)
+        if not self.changes.take(verdict, facts, time.monotonic()):
+            return
+        failures = self.opinion.send(self.urls, self.opinion.message(self.box, verdict, facts))
+        if len(failures) < len(self.urls):
+            self.sent = [*self.sent, {"word": verdict.word, "at": time.time()}][-KEPT:]
+        self.failed = {"word": verdict.word, "at": time.time(), "texts": failures} if failures else None
+        self.write()
+
+    def write(self) -> None:
+        facts = {"schema": 1, "pid": os.getpid(), "on": self.on, "addresses": len(self.urls)}
+        try:
+            write_json(
+                os.path.join(self.run_dir, notifying.NAME),
+                {**facts, "sent": self.sent, "failed": self.failed},
+            )
+        except OSError:
+            pass  # a full disk: the message is out all the same

@@ -1,0 +1,180 @@
+"""Messages of a run: to a real HTTP server, from a real process beside real trainers that really die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from agent import procs
+from controller import notify_program
+
+LONG = {"steps": 100000, "step_s": 0.02}
+SHORT = {"steps": 20, "step_s": 0.02}
+ON = ["crashed", "stalled", "degraded", "finished"]
+PATH = "planted-path-88c1"
+
+
+class Inbox:
+    """What came, as JSON; the first `refuse` posts are answered with 500."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+        self.posts = self.refuse = 0
+        inbox = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                data = self.rfile.read(int(self.headers["Content-Length"]))
+                inbox.posts += 1
+                if inbox.posts > inbox.refuse:
+                    inbox.got.append({**json.loads(data), "path": self.path})
+                self.send_response(200 if inbox.posts > inbox.refuse else 500)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"json://127.0.0.1:{self.server.server_address[1]}/{PATH}"
+
+    @property
+    def titles(self) -> list[str]:
+        return [each["title"] for each in self.got]
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    made = Inbox()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def wish(*urls: str, on: list[str] = ON, look_s: float = 0.3) -> dict[str, Any]:
+    return {
+        "notify": {
+            "urls": list(urls),
+            "on": on,
+            "box": "lab/200",
+            "gpus": None,
+            "look_s": look_s,
+            "least_python": notify_program.LEAST_PYTHON,
+            "wants_apprise": [],
+            "program": notify_program.packed(),
+        }
+    }
+
+
+def role(box: Any, run: str, name: str) -> procs.Proc:
+    return box.wait_for(
+        lambda: getattr(procs.roles(box.scope(run), None), name), f"a {name} among {box.scope(run)}"
+    )
+
+
+def ended(box: Any, run: str) -> None:
+    box.wait_for(lambda: not box.scope(run), "all processes of the run are gone")
+
+
+def test_a_killed_trainer_is_one_message_and_then_nothing_is_left(ready: Any, inbox: Inbox) -> None:
+    ready.private = wish(inbox.url)
+    run = ready.start(recipe=LONG).result["run"]
+    notifier = role(ready, run, "notifier")
+    ready.wait_for(lambda: os.getpriority(os.PRIO_PROCESS, notifier.pid) == 19, "the lowest priority")
+    shown = ready.call("snapshot").result["run"]
+    assert {each["role"] for each in shown["processes"]} == {"supervisor", "trainer", "notifier"}
+    os.kill(role(ready, run, "trainer").pid, signal.SIGKILL)
+    ended(ready, run)
+    [message] = inbox.got
+    assert message["title"] == f"lab/200  {run}  CRASHED"
+    assert message["path"] == f"/{PATH}" and message["type"] == "failure"
+    first, *rest = message["message"].split("\n")
+    assert first.startswith("killed by SIGKILL at step")
+    assert rest[0].startswith("why   ") and rest[-1].startswith("next  on the Proxmox host")
+    told = ready.file(run, "notify.json")
+    assert [each["word"] for each in told["sent"]] == ["crashed"] and told["failed"] is None
+    assert ready.file(run, "run.json")["notify"] == {"on": ON, "addresses": 1}
+    for path in ready.base.rglob("*"):
+        assert not path.is_file() or PATH.encode() not in path.read_bytes(), path
+
+
+def test_a_finished_run_is_one_message(ready: Any, inbox: Inbox) -> None:
+    ready.private = wish(inbox.url)
+    run = ready.start(recipe=SHORT).result["run"]
+    ended(ready, run)
+    assert inbox.titles == [f"lab/200  {run}  FINISHED"]
+
+
+def test_a_stop_is_no_news_and_no_later_for_the_notifier(ready: Any, inbox: Inbox) -> None:
+    ready.private = wish(inbox.url)
+    ready.start(recipe=LONG)
+    began = time.monotonic()
+    answer = ready.call("stop").result
+    assert (answer["outcome"], answer["killed"], answer["survivors"]) == ("stopped", [], [])
+    assert time.monotonic() - began < 4
+    assert inbox.got == []
+
+
+def test_a_run_without_its_supervisor_is_still_watched(ready: Any, inbox: Inbox) -> None:
+    ready.private = wish(inbox.url)
+    run = ready.start(recipe=LONG).result["run"]
+    notifier, trainer = role(ready, run, "notifier"), role(ready, run, "trainer")
+    os.kill(role(ready, run, "supervisor").pid, signal.SIGKILL)
+    time.sleep(1.0)
+    assert procs.look(notifier.pid) and inbox.got == []
+    os.kill(trainer.pid, signal.SIGKILL)
+    ended(ready, run)
+    assert inbox.titles == [f"lab/200  {run}  CRASHED"]
+
+
+def test_a_server_that_stumbles_is_asked_again(ready: Any, inbox: Inbox) -> None:
+    inbox.refuse = 1
+    ready.private = wish(inbox.url)
+    run = ready.start(recipe=SHORT).result["run"]
+    ended(ready, run)
+    assert inbox.posts == 2 and len(inbox.got) == 1
+
+
+def test_no_way_out_is_written_down_and_given_up(ready: Any, inbox: Inbox) -> None:
+    closed = "json://127.0.0.1:9/planted-path-88c1"
+    ready.private = wish(closed, inbox.url)
+    run = ready.start(recipe=SHORT).result["run"]
+    ended(ready, run)
+    told = ready.file(run, "notify.json")
+    assert told["failed"]["texts"] == ["address 1 (json://…): Connection refused"]
+    assert len(inbox.got) == 1, "the other address has it"
+    assert ready.call("snapshot").result["run"]["notify"]["failed"]["word"] == "finished"
+    assert ready.file(run, "exit.json")["reason"] == "finished"
+
+
+def test_a_notifier_that_dies_leaves_the_run_alone(ready: Any, inbox: Inbox) -> None:
+    ready.private = wish(inbox.url)
+    run = ready.start(recipe=LONG).result["run"]
+    os.kill(role(ready, run, "notifier").pid, signal.SIGKILL)
+    step = ready.file(run, "state.json")["step"]
+    ready.wait_for(lambda: ready.file(run, "state.json")["step"] > step + 5, "training goes on")
+    assert ready.call("stop").result["outcome"] == "stopped"
+    assert inbox.got == []
+
+
+def test_an_address_that_cannot_be_served_refuses_the_start(ready: Any) -> None:
+    ready.private = wish("slack://a/b/c")
+    ready.private["notify"]["wants_apprise"] = ["slack"]
+    ready.python = "/usr/bin/python3"  # no packages: what a bare environment is
+    answer = ready.start()
+    assert answer.error["kind"] == "environment"
+    assert "slack:// needs apprise" in answer.error["message"] and "by: watch" in answer.error["hint"]
+    ready.private["notify"]["least_python"] = [3, 99]
+    assert "the notifier needs Python 3.99" in ready.start().error["message"]
+    assert not ready.run_dir("r-0001").exists()
