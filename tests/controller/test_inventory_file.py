@@ -78,7 +78,7 @@ def test_the_commented_example_is_valid_too(tmp_path: Path) -> None:
     [box] = load(text, tmp_path).pick([])
     bare = load("default: lab\nboxes:\n  lab: {host: h, vmid: 200, recipe: r}\n", tmp_path).pick([])[0]
     told = {key for key in records.fields(type(box)) if getattr(box, key) != getattr(bare, key)}
-    assert told == {"host", "recipe", "identity_file", "host_key", "proxy_jump", "gpus"}
+    assert told == {"host", "recipe", "identity_file", "host_key", "proxy_jump", "gpus", "secrets", "notify"}
 
 
 def test_defaults_and_order(tmp_path: Path) -> None:
