@@ -13,8 +13,11 @@ _MARKS = {OK: "✓ ok", WARNING: "! warn", FAILED: "✗ FAIL", SKIPPED: "– ski
 _INDENT = 32  # where the words begin: group, mark and name stand before them
 
 
-def screen(label: str, checks: Sequence[Check]) -> str:
-    """Plain text of at most 100 columns; nothing is cut, because a mend is there to be copied."""
+def screen(label: str, checks: Sequence[Check], alive: Sequence[str] = ()) -> str:
+    """Plain text of at most 100 columns; nothing is cut, because a mend is there to be copied.
+
+    `alive`: ids of the runs that live in the container.
+    """
     lines = [f"{label}  {_headline(checks)}"]
     shown = ""
     for check in _folded(checks):
@@ -24,7 +27,8 @@ def screen(label: str, checks: Sequence[Check]) -> str:
         lines += _wrapped(head, check.says)
         if check.mend and check.state in (WARNING, FAILED):
             lines += _wrapped(" " * 21 + "mend", check.mend)
-    lines += _wrapped("  next", _next(checks), indent=13)
+    for number, text in enumerate(_next(checks, alive)):
+        lines += _wrapped("" if number else "  next", text, indent=13)
     return "\n".join(lines)
 
 
@@ -68,10 +72,14 @@ def _wrapped(head: str, says: str, indent: int = _INDENT) -> list[str]:
     ) or [first.rstrip()]
 
 
-def _next(checks: Sequence[Check]) -> str:
-    """The first mend: what comes before it on the way is right, and what comes after may depend on it."""
-    for state in (FAILED, WARNING):
-        for check in checks:
-            if check.state == state:
-                return f"{check.name}: {check.mend}"
-    return "invoke restart, or invoke status if a run is alive"
+def _next(checks: Sequence[Check], alive: Sequence[str]) -> list[str]:
+    """The first mend: what comes before it on the way is right, and what comes after may depend on it.
+
+    A run that lives is not to be stopped by a person who follows the last line.
+    """
+    wrong = [check for state in (FAILED, WARNING) for check in checks if check.state == state]
+    mends = [f"{check.name}: {check.mend}" for check in wrong[:1]]
+    if alive:
+        lives = f"{' and '.join(alive)} {'are' if len(alive) > 1 else 'is'} alive"
+        return [*mends, f"invoke status   |   invoke watch   ({lives})"]
+    return mends or ["invoke restart"]

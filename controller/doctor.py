@@ -71,7 +71,8 @@ def run(box: Box, console: Console, *, quick: bool = False) -> Outcome:
         "container": findings.container,
     }
     word = checklist.word(made)
-    return Outcome(document, checklist.screen(box.label, made), checks.exit_code(made), word)
+    text = checklist.screen(box.label, made, alive(findings))
+    return Outcome(document, text, checks.exit_code(made), word)
 
 
 def look(box: Box, console: Console, *, quick: bool) -> Findings:
@@ -81,7 +82,7 @@ def look(box: Box, console: Console, *, quick: bool) -> Findings:
         link = links.get(box)
     except Unreachable as error:
         return Findings(None, time.monotonic() - began, way=error)
-    found = Findings(link.endpoint, time.monotonic() - began, round_trips=2)
+    found = Findings(link.endpoint, link.connect_s, round_trips=2)
 
     def ask_host() -> None:
         try:
@@ -99,6 +100,11 @@ def look(box: Box, console: Console, *, quick: bool) -> Findings:
         found.container_error = error
     asking.join()
     return found
+
+
+def alive(found: Findings) -> list[str]:
+    """The runs that live in the container, as far as it could be asked."""
+    return [str(run["id"]) for run in (found.container or {}).get("alive") or []]
 
 
 def _args(box: Box, python: str, quick: bool) -> dict[str, Any]:

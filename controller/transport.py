@@ -29,11 +29,16 @@ Sink = Callable[[bytes], None]
 
 
 class Link:
-    """An open connection to the host of one box. Threads may run commands side by side, a channel each."""
+    """An open connection to the host of one box. Threads may run commands side by side, a channel each.
+
+    `connect_s`: how long it took to open, login included.
+    """
 
     def __init__(self, endpoint: Endpoint, deadline: Deadline = DEFAULT) -> None:
         self.endpoint = endpoint
+        began = time.monotonic()
         self._connection = dial(endpoint, deadline)
+        self.connect_s = time.monotonic() - began
         self._transport: paramiko.Transport = self._connection.transport
         self._watchdog = Watchdog(self._transport, idle=deadline.idle)
         self._channels = 0

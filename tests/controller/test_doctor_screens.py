@@ -255,7 +255,7 @@ def test_the_screen_and_the_exit_code_of(name: str, golden: Callable[[str, str],
     change(scene)
     made = scene.judge()
     assert checks.exit_code(made) == code
-    screen = checklist.screen("lab/200", made)
+    screen = checklist.screen("lab/200", made, doctor.alive(scene.found()))
     golden(f"doctor/{name}.txt", screen)
     assert all(len(line) <= checklist.WIDTH or " " not in line.strip() for line in screen.splitlines())
     for check in made:
