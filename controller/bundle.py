@@ -56,7 +56,7 @@ def needed(names: Iterable[str]) -> dict[str, str]:
 @cache
 def preamble(verb: str) -> bytes:
     """What the one-line loader in the argument list reads first: a length, then the program, deflated."""
-    program = zlib.compress(script(verb), 9)
+    program = zlib.compress(script(verb), 6)  # 9 takes 10 ms more for 0.4 %
     return b"%d\n%s" % (len(program), program)
 
 
