@@ -78,6 +78,8 @@ class Training:
                 time.sleep(self.recipe["step_s"])
                 self.step += 1
                 print(f"step {self.step}")
+                if "log_bytes" in self.recipe:
+                    print(f"{'.' * 99}\n" * (self.recipe["log_bytes"] // 100), end="", flush=True)
                 line = {"step": self.step, "loss": 1 / self.step, "time": time.time()}
                 if "tokens" in self.recipe:
                     line |= {"tokens": self.recipe["tokens"], "step_s": 1.0, "compile": False}
