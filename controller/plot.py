@@ -19,17 +19,17 @@ _ROWS = 9
 _LEAST, _MOST = 60, 120  # columns
 
 
-def plan(box: Box, *, runs: str, out: str = "", x: str = "step") -> Plan:
+def plan(box: Box, *, runs: str, out: str = "", over: str = "step") -> Plan:
     ids = _ids(runs)
-    _check(out, x)
+    _check(out, over)
     args = history.args(ids, limit=1, detail=True, points=POINTS)
     return Plan("plot", (Step(f"ask for the curves of {', '.join(ids) or 'the newest run'}", "runs", args),))
 
 
-def run(box: Box, console: Console, *, runs: str, out: str = "", x: str = "step") -> Outcome:
-    """`runs`: ids with commas between, or newest. Writes `out` when given, else draws over `x` (an axis)."""
+def run(box: Box, console: Console, *, runs: str, out: str = "", over: str = "step") -> Outcome:
+    """`runs`: ids with commas between, or newest. Writes `out` when given, else draws `over` an axis."""
     ids = _ids(runs)
-    _check(out, x)
+    _check(out, over)
     found = history.look(box, ids, limit=1, detail=True, points=POINTS)
     if found.why:
         console.note(f"{found.why}; what follows is from memory")
@@ -41,14 +41,14 @@ def run(box: Box, console: Console, *, runs: str, out: str = "", x: str = "step"
 
         figure.write(found.entries, Path(out).expanduser())
         return Outcome({**document, "out": out}, f"wrote {out}: {names}")
-    return Outcome({**document, "out": None}, _drawn(curves.panels(found.entries, x), x, names))
+    return Outcome({**document, "out": None}, _drawn(curves.panels(found.entries, over), over, names))
 
 
-def _drawn(panels: list[curves.Panel], x: str, names: str) -> str:
+def _drawn(panels: list[curves.Panel], over: str, names: str) -> str:
     if not panels:
         return f"{names or 'no run yet'}: nothing to plot, no step was made"
     width = max(_LEAST, min(_MOST, shutil.get_terminal_size((100, 24)).columns))
-    x_name = "step" if x == "step" else "hours"
+    x_name = "step" if over == "step" else "hours"
     return "\n".join(braille.stacked(panels, width=width, height=_ROWS, x_name=x_name))
 
 
@@ -57,9 +57,9 @@ def _ids(runs: str) -> list[str]:
     return [] if ids == ["newest"] else list(dict.fromkeys(ids))
 
 
-def _check(out: str, x: str) -> None:
-    if x not in curves.AXES:
-        raise Usage(f"--x {x} is no axis", f"one of: {', '.join(curves.AXES)}")
+def _check(out: str, over: str) -> None:
+    if over not in curves.AXES:
+        raise Usage(f"--over {over} is no axis", f"one of: {', '.join(curves.AXES)}")
     if out:
         from controller import figure
 

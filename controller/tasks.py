@@ -138,11 +138,11 @@ def fetch(on: On, run: Any = None, checkpoint: str = "", out: str = ".") -> None
     positional=("runs",),
     runs="run ids with commas between, or newest",
     out="picture to write: .png, .svg or .pdf (default: draw in the terminal)",
-    x="step or time, for the terminal (default: step)",
+    over="step or time: what to draw over, in the terminal (default: step; a picture has both)",
 )
-def plot(on: On, runs: Any = None, out: str = "", x: str = "step") -> None:
+def plot(on: On, runs: Any = None, out: str = "", over: str = "step") -> None:
     """Draw loss, τ, speed and busy shares of runs."""
-    on("plot", lone=True, runs=runs or "", out=out, x=x)
+    on("plot", lone=True, runs=runs or "", out=out, over=over)
 
 
 @box_task(release="release, or the beginning of its name (default: the previous one)")

@@ -8,7 +8,7 @@ from typing import Any
 from controller import history, render, watch_view
 from controller.call import call
 from controller.console import Console
-from controller.errors import FINAL, Unreachable
+from controller.errors import FINAL, Unreachable, Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
@@ -16,10 +16,12 @@ from controller.status import GPU_DEADLINE_S
 from controller.verdict import Verdict, judge
 from controller.watch_state import Seen
 
+LEAST_S = 0.2  # a look takes the container 30 ms; more often shows nothing new
 RETRY_S = (1.0, 2.0, 5.0, 10.0)
 
 
 def plan(box: Box, *, run_id: str = "", every_s: float = 2.0, capture: bool = False) -> Plan:
+    _check(every_s)
     text = f"look every {every_s:g} s until the run has ended"
     return Plan("watch", (Step(text, "watch", _args(run_id, every_s)),))
 
@@ -32,6 +34,7 @@ def run(
     A connection that breaks is made anew for ever, and the screen says so meanwhile. Raises Unreachable only
     when the first attempt fails. With `capture` nothing is shown.
     """
+    _check(every_s)
     began, seen, view, cuts = time.monotonic(), Seen(), watch_view.choose(capture), 0
     verdict = Verdict("unreachable", "not looked yet")
 
@@ -84,6 +87,11 @@ def _lost(error: Unreachable, last: Verdict, pause: float) -> Verdict:
     summary = f"{error.message}; again in {pause:g} s"
     before = f"before: {last.word}, {last.summary}"
     return Verdict("unreachable", summary, reasons=(before,), mend="Ctrl-C leaves; the run may be fine")
+
+
+def _check(every_s: float) -> None:
+    if every_s < LEAST_S:
+        raise Usage(f"--every wants {LEAST_S:g} seconds or more, not {every_s:g}")
 
 
 def _args(run_id: str, every_s: float) -> dict[str, Any]:

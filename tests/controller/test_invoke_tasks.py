@@ -76,7 +76,7 @@ def test_every_option_of_every_task_has_help() -> None:
         made = module.namespace[name]
         for argument in made.get_arguments():
             assert argument.help, f"{name} --{argument.name} has no help"
-            assert "h" not in argument.names
+            assert all(len(each) > 1 for each in argument.names), f"{name} -{argument.name} has no long name"
         assert {"json"} <= {name for argument in made.get_arguments() for name in argument.names}, name
 
 

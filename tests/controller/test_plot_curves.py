@@ -49,7 +49,7 @@ def test_two_runs_in_the_terminal(two: None, golden: Callable[[str, str], None])
     text = plot.run(LAB, Console(), runs="r-0001,r-0002").text
     golden("screens/plot.txt", text)
     assert all(len(line) <= 100 for line in text.splitlines())
-    assert "hours" in plot.run(LAB, Console(), runs="r-0001 r-0002", x="time").text
+    assert "hours" in plot.run(LAB, Console(), runs="r-0001 r-0002", over="time").text
 
 
 @pytest.mark.parametrize("kind", figure.KINDS)
@@ -92,7 +92,7 @@ def test_threads_of_a_kind_are_one_line() -> None:
     [
         ({"out": "runs.xls"}, "no picture that can be written"),
         ({"out": "/nowhere/runs.png"}, "there is no folder /nowhere"),
-        ({"x": "epoch"}, "one of: step, time|no axis"),
+        ({"over": "epoch"}, "one of: step, time|no axis"),
     ],
 )
 def test_what_cannot_be_drawn_is_said_before_anybody_is_asked(options: dict[str, str], words: str) -> None:

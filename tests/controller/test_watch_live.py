@@ -14,7 +14,7 @@ import pytest
 
 from controller import sandbox, sparkline, watch, watch_view
 from controller.console import Console
-from controller.errors import Unreachable
+from controller.errors import Unreachable, Usage
 from controller.execution import execute
 from controller.inventory import Box
 from controller.verdict import judge
@@ -224,3 +224,10 @@ def test_ctrl_c_leaves_the_run_alone_and_the_terminal_as_it_was(
 def test_a_host_that_never_answers_is_an_error(real_box: Callable[..., Box]) -> None:
     with pytest.raises(Unreachable):
         watch.run(real_box(port=1), Console())
+
+
+def test_too_many_looks_are_refused_before_anybody_is_asked() -> None:
+    nowhere = Box(name="lab", host="no-such-host.invalid", vmid=200, recipe="r")
+    for act in (lambda: watch.plan(nowhere, every_s=0.0), lambda: watch.run(nowhere, Console(), every_s=0.1)):
+        with pytest.raises(Usage, match=r"--every wants 0\.2 seconds or more, not 0"):
+            act()
