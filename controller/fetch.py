@@ -15,23 +15,25 @@ from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
 
+OUT = "drafters"  # where nothing is named: a folder that git leaves alone
 RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
-def plan(box: Box, *, run_id: str = "", checkpoint: str = "", out: str = ".") -> Plan:
+def plan(box: Box, *, run_id: str = "", checkpoint: str = "", out: str = OUT) -> Plan:
     named = {"": "the export, else the last checkpoint,", "export": "the export"}
     what = named.get(checkpoint, f"checkpoint {checkpoint}")
     text = f"stream {what} of {run_id or 'the newest run'} into {out}, verify it, then put it in place"
     return Plan("fetch", (Step(text, "fetch", _args(run_id, checkpoint)),))
 
 
-def run(box: Box, console: Console, *, run_id: str = "", checkpoint: str = "", out: str = ".") -> Outcome:
+def run(box: Box, console: Console, *, run_id: str = "", checkpoint: str = "", out: str = OUT) -> Outcome:
     """Fetch into `out`/RUN-NAME. A connection that broke is made anew as long as that brings more bytes.
 
     Raises Usage when something else lies in that place, Damaged when a file does not verify twice.
     """
     began = time.monotonic()
-    incoming = Incoming(Path(out).expanduser(), box, lambda text: console.progress(text))
+    unseen = out == OUT
+    incoming = Incoming(Path(out).expanduser(), box, lambda text: console.progress(text), unseen=unseen)
     result = _received(box, console, incoming, _args(run_id, checkpoint))
     console.clear()
     files = [{key: file[key] for key in ("path", "bytes", "sha256")} for file in result["files"]]

@@ -32,11 +32,11 @@ class Incoming:
     """The files of one folder on their way into `out`: `final` once they are whole, `.NAME.part` until then.
 
     `received` counts the bytes that travelled. Use: `have` into the request, `announced` and `take` as they
-    come, `settle` with the result, `close` in any case.
+    come, `settle` with the result, `close` in any case. With `unseen` git does not show what lies in `out`.
     """
 
-    def __init__(self, out: Path, box: Box, progress: Callable[[str], None]) -> None:
-        self.out, self.box, self._progress = out, box, progress
+    def __init__(self, out: Path, box: Box, progress: Callable[[str], None], *, unseen: bool = False) -> None:
+        self.out, self.box, self._progress, self._unseen = out, box, progress, unseen
         self.final = self.partial = out
         self.received = 0
         self._began = time.monotonic()
@@ -74,6 +74,8 @@ class Incoming:
                 raise self._in_the_way()
             return
         self.partial.mkdir(parents=True, exist_ok=True)
+        if self._unseen and not (self.out / ".gitignore").exists():
+            (self.out / ".gitignore").write_text("*\n", "ascii")
         free = shutil.disk_usage(self.partial).free
         if free < missing:
             raise PctrunError(

@@ -116,19 +116,24 @@ def wait(on: On, until: str = "healthy", timeout: str = "600", run: str = "") ->
     on("wait", until=until, seconds={"timeout_s": timeout}, run_id=run)
 
 
-@box_task(every="seconds between two looks (default: 2)", **RUN)
-def watch(on: On, run: str = "", every: str = "2") -> None:
+@box_task(
+    every="seconds between two looks (default: 2)",
+    notify="tell the box's `notify:` addresses of changes, unless the run does so itself",
+    **RUN,
+)
+def watch(on: On, run: str = "", every: str = "2", notify: bool = False) -> None:
     """See the run live until it ends; Ctrl-C only leaves."""
-    on("watch", lone=True, capture=on.as_json, run_id=run, seconds={"every_s": every})
+    options = {"run_id": run, "notify": notify, "seconds": {"every_s": every}}
+    on("watch", lone=True, capture=on.as_json, **options)
 
 
 @box_task(
     positional=("run",),
     run="run id, or newest",
     checkpoint="best (by τ), last, a step, or export (default: the export, else the last)",
-    out="folder to put it into, as RUN-NAME (default: here)",
+    out="folder to put it into, as RUN-NAME (default: drafters, which git ignores)",
 )
-def fetch(on: On, run: Any = None, checkpoint: str = "", out: str = ".") -> None:
+def fetch(on: On, run: Any = None, checkpoint: str = "", out: str = "drafters") -> None:
     """Bring a drafter here, verified; a cut is resumed."""
     options = {"run_id": named(run), "checkpoint": checkpoint, "out": out}
     on("fetch", one_at_a_time=True, **options)

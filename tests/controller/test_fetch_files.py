@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -174,3 +175,15 @@ def test_a_host_that_never_answers_is_not_tried_for_minutes(
 def test_a_path_that_leaves_the_folder_is_refused(path: str) -> None:
     with pytest.raises(ProtocolError):
         incoming._plain(path)
+
+
+def test_the_usual_place_is_none_that_git_shows(
+    trained: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    got = fetch.run(trained, Console(), run_id=RUN)
+    assert got.document["path"] == f"drafters/{RUN}-step-000120"
+    assert (tmp_path / "drafters" / f"{RUN}-step-000120" / "model.safetensors").read_bytes() == WEIGHTS
+    shown = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)
+    assert shown.stdout == ""
