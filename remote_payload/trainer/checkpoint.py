@@ -122,6 +122,11 @@ def _number(path: Path) -> int:
     return int(digits) if digits.isdecimal() else -1
 
 
+def config_of(path: Path) -> dict[str, Any]:
+    """What `save` was given beside the tensors. Raises OSError, ValueError, TypeError where it is damaged."""
+    return dict(json.loads((path / "config.json").read_text(encoding="utf-8")))
+
+
 def check(path: Path, config: dict[str, Any]) -> int:
     """Steps done in the checkpoint. Raises Damaged for a folder that is not what was written, Refusal for
     another configuration or other data. One that was not sealed has no hashes: only its headers are
@@ -129,7 +134,7 @@ def check(path: Path, config: dict[str, Any]) -> int:
     try:
         proof = json.loads((path / PROOF).read_text(encoding="utf-8"))
         step, wrong = int(proof["step"]), checksums.damage(path, proof.get("files", {}))
-        saved = dict(json.loads((path / "config.json").read_text(encoding="utf-8"))) if not wrong else {}
+        saved = config_of(path) if not wrong else {}
         if step < 1:
             raise ValueError(f"step {step}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from trainer import prepared
@@ -65,16 +67,18 @@ class Row:
 
 @dataclass
 class Corpus:
-    """What a file gave: the documents, and how many conversations were dropped for which reason."""
+    """What a file gave: the documents, how many of each one's tokens are supervised, the highest token, and
+    how many conversations were dropped for which reason."""
 
     documents: list[Document]
+    supervised: list[int]
+    highest: int
     dropped: Counter[str] = field(default_factory=Counter)
 
     def summary(self) -> str:
         """One line for the log."""
         tokens = sum(len(d.ids) for d in self.documents)
-        supervised = sum(int(d.loss_mask.sum()) for d in self.documents)
-        share = supervised / max(tokens, 1)
+        share = sum(self.supervised) / max(tokens, 1)
         line = f"{len(self.documents):,} documents, {tokens:,} tokens, {share:.0%} supervised"
         return line + "".join(
             f"; dropped {count}: {reason}" for reason, count in sorted(self.dropped.items())
@@ -106,24 +110,28 @@ def load_corpus(path: Path, tokenizer: Any, *, max_document: int, min_supervised
     if path.suffix == prepared.SUFFIX:
         corpus = _from_prepared(path, tokenizer, max_document)
     else:
-        corpus = Corpus([])
+        corpus = Corpus([], [], 0)
         renderer = Renderer(tokenizer)
         for number, line in read_lines(path):
             for document in render_line(renderer, line, f"{path}:{number}", corpus.dropped):
-                corpus.documents.append(document.cut(max_document))
+                document = document.cut(max_document)
+                corpus.documents.append(document)
+                corpus.supervised.append(int(document.loss_mask.sum()))
+                corpus.highest = max(corpus.highest, int(document.ids.max()))
+    dropped = corpus.dropped
     useful = []
-    for document in corpus.documents:
-        supervised = int(document.loss_mask.sum())
+    for document, supervised in zip(corpus.documents, corpus.supervised, strict=True):
         if supervised >= min_supervised:
             useful.append(document)
         elif supervised:
-            corpus.dropped[f"fewer than {min_supervised} supervised tokens"] += 1
+            dropped[f"fewer than {min_supervised} supervised tokens"] += 1
         else:
-            corpus.dropped[nothing_supervised(max_document)] += 1
+            dropped[nothing_supervised(max_document)] += 1
     if not useful:
-        reasons = "; ".join(f"{count}: {why}" for why, count in corpus.dropped.items()) or "the file is empty"
+        reasons = "; ".join(f"{count}: {why}" for why, count in dropped.items()) or "the file is empty"
         raise Refusal(f"{path}: no usable conversation ({reasons})")
-    return Corpus(useful, corpus.dropped)
+    counts = [count for count in corpus.supervised if count >= min_supervised]
+    return Corpus(useful, counts, corpus.highest, dropped)
 
 
 def nothing_supervised(max_document: int) -> str:
@@ -164,56 +172,65 @@ def render_line(renderer: Renderer, line: str, place: str, dropped: Counter[str]
 
 
 def _from_prepared(path: Path, tokenizer: Any, max_document: int) -> Corpus:
+    """Whole tensors at a time: document by document, 800,000 of them take half a minute."""
     file = prepared.read(path, tokenizer, max_document)
-    ids, starts = file.ids.long(), file.starts.tolist()
-    documents = [
-        Document(ids[start:end], file.mask[start:end], key).cut(max_document)
-        for start, end, key in zip(starts, starts[1:], file.keys, strict=False)
-    ]
-    return Corpus(documents, Counter(file.origin.dropped))
+    lengths = file.starts.diff()
+    sizes = lengths.tolist()
+    parts = zip(file.ids.long().split(sizes), file.mask.split(sizes), file.keys, strict=True)
+    ends = file.starts[:-1] + lengths.clamp(max=max_document)
+    edges = torch.stack([file.starts[:-1], ends], 1).flatten().numpy()
+    edges = edges[:-1] if edges[-1] == len(file.mask) else edges  # the last sum goes on to the end
+    supervised = np.add.reduceat(file.mask.numpy().view(np.uint8), edges, dtype=np.int32)[::2]
+    return Corpus(
+        [Document(ids, mask, key).cut(max_document) for ids, mask, key in parts],
+        supervised.tolist(),
+        int(file.ids.max()),
+        Counter(file.origin.dropped),
+    )
 
 
 class RowOrder:
     """Global row index -> packed row. Epoch e is a fresh shuffle of all documents; nothing depends on earlier
-    calls."""
+    calls, but where an epoch begins follows from all before it.
 
-    def __init__(self, documents: list[Document], *, budget: int, seed: int) -> None:
-        too_long = next((d for d in documents if len(d.ids) > budget), None)
-        if too_long is not None:
-            raise Refusal(
-                f"document {too_long.key} has {len(too_long.ids)} tokens, data.budget is {budget}: cut it"
-            )
+    `starts`: the first row of each epoch from 0 on, as far as `starts` of an equal order has told them: a
+    resumed run then need not lay out the epochs that are done."""
+
+    def __init__(
+        self, documents: list[Document], *, budget: int, seed: int, starts: Sequence[int] = (0,)
+    ) -> None:
+        self._lengths = [len(d.ids) for d in documents]
+        longest = max(self._lengths)
+        if longest > budget:
+            key = documents[self._lengths.index(longest)].key
+            raise Refusal(f"document {key} has {longest} tokens, data.budget is {budget}: cut it")
         self._documents, self._budget, self._seed = documents, budget, seed
-        self._starts: list[int] = [0]  # first row of each epoch; lengths alone decide it
+        self.starts = list(starts)
         self._epoch: tuple[int, list[list[int]]] = (-1, [])
 
     def row(self, index: int) -> Row:
-        epoch = 0
-        while True:
-            if epoch + 1 == len(self._starts):
-                self._starts.append(self._starts[epoch] + len(self._plan(epoch)))
-            if index < self._starts[epoch + 1]:
-                return self._pack(index, self._plan(epoch)[index - self._starts[epoch]])
-            epoch += 1
+        while index >= self.starts[-1]:
+            epoch = len(self.starts) - 1
+            self.starts.append(self.starts[epoch] + len(self._plan(epoch)))
+        epoch = bisect.bisect_right(self.starts, index) - 1
+        return self._pack(index, self._plan(epoch)[index - self.starts[epoch]])
 
     def _plan(self, epoch: int) -> list[list[int]]:
         """The document numbers of each row of `epoch`: first-fit over the shuffled documents."""
         if self._epoch[0] != epoch:
-            order = torch.randperm(
-                len(self._documents), generator=generator(self._seed, "rows", epoch)
-            ).tolist()
+            order = torch.randperm(len(self._documents), generator=generator(self._seed, "rows", epoch))
             rows: list[list[int]] = []
             room: list[int] = []
-            for document in order:
-                need = len(self._documents[document].ids)
-                first = max(0, len(rows) - _OPEN_ROWS)
-                fit = next((r for r in range(first, len(rows)) if room[r] >= need), None)
-                if fit is None:
+            for document in order.tolist():
+                need = self._lengths[document]
+                for fit in range(max(0, len(rows) - _OPEN_ROWS), len(rows)):
+                    if room[fit] >= need:
+                        rows[fit].append(document)
+                        room[fit] -= need
+                        break
+                else:
                     rows.append([document])
                     room.append(self._budget - need)
-                else:
-                    rows[fit].append(document)
-                    room[fit] -= need
             self._epoch = (epoch, rows)
         return self._epoch[1]
 

@@ -56,7 +56,7 @@ class Session:
         self.devices: Devices = place(recipe, self.geometry, *place_in_world)
         self.world = world.join(*place_in_world, self.devices.drafters[0])
         self.watch = CompileWatch()
-        self._compiles_before = 0
+        self._compiles_before = self.watch.snapshot()
         self._steady: deque[StepResult] = deque(maxlen=50)
         self._tau: float | None = None
         self._best: tuple[float, int] | None = None  # tau and step of the best checkpoint
@@ -124,7 +124,6 @@ class Session:
         tokenizer = load_tokenizer(recipe.target.model)
         self.train = self._corpus(tokenizer, recipe.data.train)
         self.heldout = self._corpus(tokenizer, recipe.data.heldout)
-        self.order = RowOrder(self.train.documents, budget=recipe.data.budget, seed=recipe.train.seed)
 
         train_file = self.release_dir / recipe.data.train
         self.config = {
@@ -134,6 +133,16 @@ class Session:
             "geometry": dataclasses.asdict(self.geometry),
         }
         resume = self._choose_checkpoint(resume)
+        self.order = RowOrder(
+            self.train.documents,
+            budget=recipe.data.budget,
+            seed=recipe.train.seed,
+            starts=checkpoint.config_of(resume).get("epoch_starts", (0,)) if resume else (0,),
+        )
+        events = recipe.log.tensorboard and self.world.leads
+        for step, tau in self.record.begin(self.start_step, resume, tensorboard=events):
+            self._tau = tau
+            self._note_best(step)
 
         self._stage(f"loading target {recipe.target.model}")
         self.targets, heads = self._load_targets()
@@ -181,10 +190,10 @@ class Session:
             max_document=data.max_document,
             min_supervised=data.min_supervised,
         )
-        highest = max(int(document.ids.max()) for document in corpus.documents)
-        if highest >= self.geometry.vocab_size:
+        vocabulary = self.geometry.vocab_size
+        if corpus.highest >= vocabulary:
             raise Refusal(
-                f"{name}: token {highest} is beyond the target's vocabulary of {self.geometry.vocab_size}: "
+                f"{name}: token {corpus.highest} is beyond the target's vocabulary of {vocabulary}: "
                 f"{self.recipe.target.model} holds the tokenizer of another model"
             )
         print(f"  {name}: {corpus.summary()}", flush=True)
@@ -216,7 +225,7 @@ class Session:
         """Compile and tune for each device in turn, before any thread runs: compiles are serial anyway, and
         racing them is how tracing state leaks."""
         device = self.devices.drafters[0]
-        wanted, reason = _compile_decision(self.recipe.compile, device)
+        wanted, reason = islands.decide(self.recipe.compile, device)
         if wanted:
             fx_threads.forbid_dense_flex()
             row = self.order.row(self.start_step * self.recipe.rows_per_step)
@@ -243,7 +252,7 @@ class Session:
                 "compiled": wanted,
             }
         )
-        self._compiles_before = self.watch.snapshot()["count"]
+        self._compiles_before = self.watch.snapshot()
 
     def _stands_still(self, steps_done: int) -> bool:
         """Whether the weights after this step are to be saved or evaluated."""
@@ -265,8 +274,7 @@ class Session:
         hits = self.watch.limit_hits()
         if hits:
             raise RuntimeError(f"a compiled function fell back to eager: {hits[0]}")
-        compiles = self.watch.snapshot()["count"]
-        compiled, self._compiles_before = compiles > self._compiles_before, compiles
+        compiled, self._compiles_before = self.watch.grew_since(self._compiles_before), self.watch.snapshot()
         if not compiled and result.steps_done > self.start_step + 1:  # the first step fills the channels
             self._steady.append(result)
         step_time = statistics.median(r.step_s for r in self._steady) if self._steady else None
@@ -331,7 +339,7 @@ class Session:
             step,
             leader.drafter,
             leader.optimizer,
-            self.config,
+            {**self.config, "epoch_starts": self.order.starts},
             self.recipe.train.keep_checkpoints,
             best=self._best[1] if self._best else None,
         )
@@ -381,16 +389,3 @@ class Session:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _compile_decision(wish: str, device: torch.device) -> tuple[bool, str]:
-    """Whether to compile, and the remark if not."""
-    if wish == "off" and device.type == "cuda":
-        raise Refusal("compile: off is for the CPU: on a GPU the drafter's attention exists only compiled")
-    if wish == "off":
-        return False, "compile: off, everything runs eagerly"
-    if device.type == "cpu" and islands.cpu_compiler() is None:
-        if wish == "on":
-            raise Refusal("compile: on needs a C++ compiler: install g++, or set compile: auto")
-        return False, "no C++ compiler here: everything runs eagerly (install g++ to compile the loss)"
-    return True, ""

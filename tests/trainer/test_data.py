@@ -107,3 +107,16 @@ def test_rows_restart_positions_and_mark_padding():
     assert row.doc_ids.tolist() == [0] * 5 + [1] * 6 + [-1] * 5
     assert not row.loss_mask[row.doc_ids < 0].any()
     assert row.tokens == 11
+
+
+def test_an_order_that_is_told_where_epochs_begin_lays_out_only_the_epoch_that_is_asked_for(monkeypatch):
+    walked = RowOrder(documents(60), budget=64, seed=7)
+    asked = walked.starts[-1]
+    while len(walked.starts) < 5:
+        asked = walked.row(walked.starts[-1]).index
+    told, planned = RowOrder(documents(60), budget=64, seed=7, starts=walked.starts), []
+    honest = told._plan
+    monkeypatch.setattr(told, "_plan", lambda epoch: planned.append(epoch) or honest(epoch))
+    assert torch.equal(told.row(asked).ids, walked.row(asked).ids)
+    assert planned == [3]
+    assert told.row(walked.starts[-1] + 200).index == walked.starts[-1] + 200, "and it goes on by itself"

@@ -68,6 +68,9 @@ def test_it_holds_the_documents_that_the_jsonl_gives(made, chats, model, max_doc
         assert one.key == other.key
         assert torch.equal(one.ids, other.ids) and other.ids.dtype == torch.int64
         assert torch.equal(one.loss_mask, other.loss_mask) and other.loss_mask.dtype == torch.bool
+    counts = [int(one.loss_mask.sum()) for one in plain.documents]
+    assert plain.supervised == prepared.supervised == counts
+    assert plain.highest == prepared.highest == max(int(one.ids.max()) for one in plain.documents)
     assert plain.dropped.total() == prepared.dropped.total() and plain.dropped["no assistant turn"] == 14
     assert plain.dropped == prepared.dropped or max_document < 200  # then each says where it was cut
     assert min_supervised > 1 or "c3#2" in {d.key for d in plain.documents}
