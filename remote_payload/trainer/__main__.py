@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from trainer import tensorboard
 from trainer.config import load_recipe
 from trainer.errors import Refusal
 from trainer.geometry import resolve
@@ -37,6 +38,8 @@ def main(argv: list[str] | None = None) -> int:
         release_dir = Path(order["release_dir"])
         recipe = load_recipe(order["recipe"], release_dir, order["overrides"])
         resolve(recipe)  # a model folder that is not there is told in a second, before torch is imported
+        if recipe.log.tensorboard:
+            tensorboard.require()
         resume = Path(order["resume_from"]["path"]) if order.get("resume_from") else None
         return _train(recipe, release_dir, args.run_dir, resume, stop, order["allow_slow_kernels"])
     except Refusal as refusal:
@@ -72,6 +75,8 @@ def _order(args: argparse.Namespace) -> dict[str, Any]:
     try:
         order = json.loads(path.read_text(encoding="utf-8"))
         wanted = {name: order[name] for name in ("release_dir", "recipe", "overrides", "resume_from")}
+        if args.resume is not None:  # another attempt: from a checkpoint of its own
+            wanted["resume_from"] = {"path": args.resume}
         return {
             **wanted,
             "allow_slow_kernels": bool(order.get("allow_slow_kernels")) or args.allow_slow_kernels,

@@ -111,6 +111,13 @@ _SPLIT = re.compile(r"([1-9][0-9]*):([1-9][0-9]*)")
 
 
 @dataclass(frozen=True)
+class LogConfig:
+    """What a run writes beside metrics.jsonl. `tensorboard`: an events file in RUN/tensorboard."""
+
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True)
 class Recipe:
     name: str
     target: TargetConfig
@@ -118,6 +125,7 @@ class Recipe:
     train: TrainConfig
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     compile: str = "auto"
 
     @property
@@ -140,6 +148,7 @@ _OUTSIDE_THE_HASH = {
     ("train", "loss_chunk_blocks"),
     ("train", "activation_checkpointing"),
     ("topology",),
+    ("log",),
 }
 
 

@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 
+from trainer import tensorboard
 from trainer.config import config_hash, load_recipe
 from trainer.errors import Refusal
 from trainer.geometry import is_hybrid, resolve, target_text_config
@@ -18,6 +19,8 @@ FP32_WITH_MOMENTS = 12  # bytes a parameter in a checkpoint: master weight and t
 def describe(recipe: str, release_dir: Path, overrides: object) -> dict[str, object]:
     """What the one who starts a run must know; `checkpoint_bytes` is None when the model cannot be read."""
     loaded = load_recipe(recipe, release_dir, overrides)
+    if loaded.log.tensorboard:
+        tensorboard.require()
     answer: dict[str, object] = {
         "ok": True,
         "name": loaded.name,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from trainer.errors import Refusal
 from trainer.masks import FlexMask, Mask
 from trainer.own_code import compile_own
 
@@ -146,3 +147,16 @@ def all_compiled(backend: str = "inductor") -> Islands:
 def cpu_compiler() -> str | None:
     """The C++ compiler that CPU islands need, or None."""
     return next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+
+
+def decide(wish: str, device: torch.device) -> tuple[bool, str]:
+    """Whether to compile, and the remark if not."""
+    if wish == "off" and device.type == "cuda":
+        raise Refusal("compile: off is for the CPU: on a GPU the drafter's attention exists only compiled")
+    if wish == "off":
+        return False, "compile: off, everything runs eagerly"
+    if device.type == "cpu" and cpu_compiler() is None:
+        if wish == "on":
+            raise Refusal("compile: on needs a C++ compiler: install g++, or set compile: auto")
+        return False, "no C++ compiler here: everything runs eagerly (install g++ to compile the loss)"
+    return True, ""

@@ -13,21 +13,38 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trainer.errors import Refusal
+from trainer.tensorboard import Events
 
 HEARTBEAT_S = 1.0  # the contract allows 2 s between two states
 COMPILE_BUDGET_S = 600.0
 
 
 def _sole_writer(path: Path) -> TextIO:
-    """`path`, emptied, because a run's file starts anew; two trainers would mix their steps there."""
+    """`path`, locked: two trainers would mix their steps there."""
     file = path.open("a", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise Refusal(f"{path.parent}: another trainer is writing there; choose another --run-dir") from None
-    file.truncate(0)
     return file
+
+
+def _up_to(path: Path, step: int) -> tuple[int, list[dict[str, Any]]]:
+    """The byte behind the lines of the first `step` steps, and these lines."""
+    at, end, kept = 0, 0, []
+    with path.open("rb") as file:
+        for raw in file:
+            at += len(raw)
+            try:
+                line = json.loads(raw)
+                if line["step"] > step:
+                    break
+            except (ValueError, KeyError, TypeError):
+                continue  # a full disk cut it short
+            kept.append(line)
+            end = at
+    return end, kept
 
 
 class RunRecord:
@@ -35,10 +52,12 @@ class RunRecord:
     one. A full disk is told in the log and outlived: training goes on, the files catch up when there is
     room.
 
-    Raises Refusal if another trainer writes to `run_dir`, OSError if it cannot be written at the start."""
+    The metrics are kept until `begin`. Raises Refusal if another trainer writes to `run_dir`, OSError if it
+    cannot be written at the start."""
 
     def __init__(self, run_dir: Path, steps: int) -> None:
         self.run_dir = run_dir
+        self._events: Events | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._compile: Callable[[], dict[str, Any]] = lambda: {"count": 0, "seconds": 0.0, "active": False}
@@ -70,6 +89,20 @@ class RunRecord:
         self.write()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
+
+    def begin(self, step: int, resume: Path | None, *, tensorboard: bool) -> list[tuple[int, float]]:
+        """Training begins after `step`. Another attempt, which resumes from this run's own checkpoints, keeps
+        what was measured up to there; beyond it everything comes again. (step, τ) of what stays."""
+        folders = {(each / "checkpoints").resolve() for each in (self.run_dir, self.run_dir.parent)}
+        again = resume is not None and resume.resolve().parent in folders
+        end, kept = _up_to(self.run_dir / "metrics.jsonl", step if again else 0)
+        self._metrics.truncate(end)
+        if tensorboard:
+            self._events = Events(self.run_dir, step, lambda text: print(text, flush=True))
+        told = [(line["step"], line["tau"]) for line in kept if line.get("tau") is not None]
+        if told:
+            self.progress(tau=told[-1][1])
+        return told
 
     def watch_compiles(self, snapshot: Callable[[], dict[str, Any]]) -> None:
         """`snapshot()` gives {"count", "seconds", "active"}; it is asked at each heartbeat."""
@@ -107,6 +140,8 @@ class RunRecord:
                 self._metrics.flush()  # what did not fit stays in the buffer
             except OSError as error:
                 self._tell_of("metrics.jsonl", error)
+            if self._events is not None:
+                self._events.add(fields)
 
     def write(self) -> None:
         with self._lock:
@@ -131,6 +166,8 @@ class RunRecord:
         self.write()
         with contextlib.suppress(OSError):  # told before
             self._metrics.close()
+        if self._events is not None:
+            self._events.close()
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
