@@ -11,6 +11,11 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Shows a command as a person would type it, then runs it.
 say = @printf '\n\033[1m$$ %s\033[0m\n' "invoke $(1)" | { [ -t 1 ] && [ -z "$$NO_COLOR" ] && cat || sed 's/\x1b\[[0-9;]*m//g'; }
 
+# Of pip's two hundred lines those that take their time, as they come.
+WORTH_SEEING = sed -un -e 's/^ *\(Downloading\|Using cached\) \([^ ]*\) (\(.* MB\)).*/  \3  \2/p' \
+  -e 's/^ *\(Building wheel for [^ ]*\) .*started$$/  \1/p' -e 's/^Installing collected packages.*/  installing all of them/p' \
+  -e 's/^Successfully installed.*/  done/p'
+
 .PHONY: demo test check format env system model clean help
 
 help:
@@ -60,8 +65,10 @@ $(STAMP): pyproject.toml remote_payload/constraints-cpu.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory system
 	@echo "environment: $(VENV) (PyTorch, transformers and the controller; a minute or two the first time)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint remote_payload/constraints-cpu.txt --editable '.[sandbox,payload,plot,dev]'
-	@touch $@
+	@rm -f $@
+	@{ $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
+	  --constraint remote_payload/constraints-cpu.txt --editable '.[sandbox,payload,plot,dev]' && touch $@; } \
+	  | $(WORTH_SEEING); [ -e $@ ]
 
 # tmux and bubblewrap carry the embedded box; python3-venv only where Debian split it off.
 system:
