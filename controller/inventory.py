@@ -79,7 +79,7 @@ class Notify(Record):
     """Where a run tells of itself (by reference: an address is a secret), of which words, and who sends."""
 
     urls: Annotated[list[Annotated[str, _reference]], _some]
-    on: Annotated[list[Literal["crashed", "stalled", "degraded", "finished", "stopped"]], _some] = [  # noqa: RUF012
+    when: Annotated[list[Literal["crashed", "stalled", "degraded", "finished", "stopped"]], _some] = [  # noqa: RUF012
         "crashed",
         "stalled",
         "degraded",

@@ -26,9 +26,9 @@ _TYPES = {"crashed": "failure", "stalled": "failure", "degraded": "warning", "fi
 class Changes:
     """What one run's watcher has seen and told. Times are seconds of a clock that does not jump."""
 
-    def __init__(self, on: Iterable[str], known: str = "") -> None:
+    def __init__(self, when: Iterable[str], known: str = "") -> None:
         """`known`: the word that whoever began to watch has seen; it is no news."""
-        self._on, self._told = set(on), {known}
+        self._when, self._told = set(when), {known}
         self._word, self._since = known, 0.0
 
     def take(self, verdict: Verdict, snapshot: Json | None, now: float) -> bool:
@@ -39,7 +39,7 @@ class Changes:
         held = now - self._since
         if word == "healthy" and held >= REARM_S:
             self._told.clear()
-        if word not in self._on or word in self._told or held < _settles(verdict, snapshot):
+        if word not in self._when or word in self._told or held < _settles(verdict, snapshot):
             return False
         self._told.add(word)
         return True

@@ -37,7 +37,7 @@ def _notify(box: Box) -> dict[str, Any]:
     addresses = urls(box)
     return {
         "urls": addresses,
-        "on": box.notify.on,
+        "when": box.notify.when,
         "box": box.label,
         "gpus": box.gpus,
         "least_python": notify_program.LEAST_PYTHON,

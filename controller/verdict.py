@@ -125,7 +125,7 @@ def _ended(snapshot: Json, run: Json, end: Json) -> Verdict:
     step = progress.of(run).step
     at = end.get("at")
     if end.get("reason") == "finished":
-        return Verdict("finished", f"at step {step}", at)
+        return Verdict("finished", f"at step {step}", at, tuple(_messages(run)))
     if end.get("reason") == "stopped":
         stop = run.get("stop") or {}
         by = _operator(stop.get("operator"))
@@ -137,7 +137,7 @@ def _ended(snapshot: Json, run: Json, end: Json) -> Verdict:
     signal, code = end.get("signal"), end.get("code")
     how = f"killed by {signal}" if signal else f"exit code {code}"
     found = crash.explain(snapshot, run, end, how)
-    more = tuple(attempts.given_up(run))
+    more = (*attempts.given_up(run), *_messages(run))
     return _because("crashed", f"{how} at step {step}", at, found, more, _evidence(run))
 
 
@@ -249,8 +249,20 @@ def _asides(run: Json, state: Json) -> Iterator[str]:
     if not _alive(run, "supervisor"):
         more = " or start it again after a crash" if attempts.limit(run) else ""
         yield f"the supervisor is gone: the run goes on, but nothing will write down how it ends{more}"
+    yield from _messages(run)
     for note in state.get("notes") or []:
         yield str(note)
+
+
+def _messages(run: Json) -> Iterator[str]:
+    """What is wrong with the run's own notifier: whoever relies on it must not find out by silence."""
+    if not (run.get("record") or {}).get("notify"):
+        return
+    told = run.get("notify") or {}
+    for text in (told.get("failed") or {}).get("texts") or []:
+        yield f"a message did not get out: {text}"
+    if told and not run.get("exit") and not _alive(run, "notifier"):
+        yield "the run's notifier is gone: nobody tells of this run any more"
 
 
 def _warm_up(state: Json, now: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from controller import history, render, watch_view
+from controller import history, notify_watch, render, watch_view
 from controller.call import call
 from controller.console import Console
 from controller.errors import FINAL, Unreachable, Usage
@@ -20,14 +20,24 @@ LEAST_S = 0.2  # a look takes the container 30 ms; more often shows nothing new
 RETRY_S = (1.0, 2.0, 5.0, 10.0)
 
 
-def plan(box: Box, *, run_id: str = "", every_s: float = 2.0, capture: bool = False) -> Plan:
+def plan(
+    box: Box, *, run_id: str = "", every_s: float = 2.0, capture: bool = False, notify: bool = False
+) -> Plan:
     _check(every_s)
     text = f"look every {every_s:g} s until the run has ended"
+    if notify:
+        text += ", and tell of changes where the run's own notifier does not"
     return Plan("watch", (Step(text, "watch", _args(run_id, every_s)),))
 
 
 def run(
-    box: Box, console: Console, *, run_id: str = "", every_s: float = 2.0, capture: bool = False
+    box: Box,
+    console: Console,
+    *,
+    run_id: str = "",
+    every_s: float = 2.0,
+    capture: bool = False,
+    notify: bool = False,
 ) -> Outcome:
     """Show the run until it has ended; the exit code is that of its last verdict.
 
@@ -35,6 +45,7 @@ def run(
     when the first attempt fails. With `capture` nothing is shown.
     """
     _check(every_s)
+    teller = notify_watch.Teller(box) if notify else None
     began, seen, view, cuts = time.monotonic(), Seen(), watch_view.choose(capture), 0
     verdict = Verdict("unreachable", "not looked yet")
 
@@ -43,6 +54,8 @@ def run(
         seen.take(part)
         verdict = judge(seen.snapshot, gpus=box.gpus)
         view.show(box.label, verdict, seen)
+        if teller:
+            teller.take(verdict, seen.snapshot)
 
     failures = 0
     try:
@@ -63,6 +76,8 @@ def run(
     finally:
         view.close()
         _remember(box, seen, verdict)
+    if teller:
+        teller.finish()
     document = {
         **verdict.as_json(),
         "run": result["run"],
@@ -70,6 +85,8 @@ def run(
         "reconnects": cuts,
         "seconds": round(time.monotonic() - began, 3),
     }
+    if teller:
+        document["notify"] = teller.report(console)
     plain = isinstance(view, watch_view.Lines)  # it has said so already
     text = "" if plain else render.screen(box.label, verdict, seen.snapshot)
     return Outcome(document, text, verdict.exit_code, verdict.word)

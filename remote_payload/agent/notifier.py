@@ -25,7 +25,7 @@ KEPT = 20  # messages that notify.json remembers
 
 
 class Opinion(NamedTuple):
-    """What the controller knows: `judge(snapshot, gpus=…)`, `changes(on, known)`, `message(label, verdict,
+    """What the controller knows: `judge(snapshot, gpus=…)`, `changes(when, known)`, `message(label, verdict,
     snapshot)`, `send(urls, message)`."""
 
     judge: Callable[..., Any]
@@ -37,7 +37,7 @@ class Opinion(NamedTuple):
 def main(opinion: Opinion) -> int:
     """Watch the run of RUN_DIR (the last argument) to its end.
 
-    stdin: a line of JSON `{urls, on, box, gpus, look_s, roots}`, then nothing; its end means that the
+    stdin: a line of JSON `{urls, when, box, gpus, look_s, roots}`, then nothing; its end means that the
     supervisor has written how the run ended, or is gone.
     """
     run_dir = sys.argv[-1]
@@ -60,9 +60,10 @@ def main(opinion: Opinion) -> int:
 class Watcher:
     def __init__(self, run_dir: str, wish: Json, opinion: Opinion) -> None:
         self.run_dir, self.opinion = run_dir, opinion
-        self.urls, self.on, self.box, self.gpus = wish["urls"], wish["on"], wish["box"], wish["gpus"]
+        self.urls, self.when = wish["urls"], wish["when"]
+        self.box, self.gpus = wish["box"], wish["gpus"]
         self.look_s = float(wish.get("look_s") or LOOK_S)
-        self.changes = opinion.changes(self.on, "starting")
+        self.changes = opinion.changes(self.when, "starting")
         self.sent: list[Json] = []
         self.failed: Json | None = None
         args = {**LOOK, "run": os.path.basename(run_dir)}
@@ -90,7 +91,7 @@ class Watcher:
         self.write()
 
     def write(self) -> None:
-        facts = {"schema": 1, "pid": os.getpid(), "on": self.on, "addresses": len(self.urls)}
+        facts = {"schema": 1, "pid": os.getpid(), "when": self.when, "addresses": len(self.urls)}
         try:
             write_json(
                 os.path.join(self.run_dir, notifying.NAME),

@@ -18,7 +18,7 @@ PROGRAM = "notifier.py"
 NAME = "notify.json"
 LAST_S = 30.0  # for the last message: three tries to a peer that does not answer
 _ENVIRONMENT = (procs.RUN_ID, procs.RUN_DIR, "PATH", "HOME", "LANG")
-_SHAPE = {"pid": int, "on": [str], "sent": [{"word": str, "at": float}]}
+_SHAPE = {"pid": int, "when": [str], "sent": [{"word": str, "at": float}]}
 _SHAPE["failed"] = {"word": str, "at": float, "texts": [str]}
 _ABOUT = """
 import importlib.util, json, sys
@@ -51,7 +51,7 @@ def check(call: Call, python: str) -> None:
 def record(call: Call) -> Json | None:
     """What `run.json` says of it; an address is a secret."""
     wish = call.private.get("notify")
-    return {"on": wish["on"], "addresses": len(wish["urls"])} if wish else None
+    return {"when": wish["when"], "addresses": len(wish["urls"])} if wish else None
 
 
 def place(run_dir: str, call: Call) -> None:
@@ -67,7 +67,7 @@ def handover(call: Call) -> Json:
     wish = call.private.get("notify")
     if not wish:
         return call.private
-    told = {name: wish.get(name) for name in ("urls", "on", "box", "gpus", "look_s")}
+    told = {name: wish.get(name) for name in ("urls", "when", "box", "gpus", "look_s")}
     return {**call.private, "notify": {**told, "roots": call.roots._asdict()}}
 
 
@@ -100,7 +100,7 @@ def finish(run_dir: str, child: subprocess.Popen[bytes] | None, private: Json | 
     if child is None:
         return
     end = read_json(os.path.join(run_dir, "exit.json")) or {}
-    news = end.get("reason") in ((private or {}).get("notify") or {}).get("on", ())
+    news = end.get("reason") in ((private or {}).get("notify") or {}).get("when", ())
     with contextlib.suppress(OSError):
         _stdin(child).close()
     try:
@@ -111,7 +111,7 @@ def finish(run_dir: str, child: subprocess.Popen[bytes] | None, private: Json | 
 
 
 def read(run_dir: str) -> Json | None:
-    """What the notifier wrote of itself: `pid on sent[{word, at}] failed{word, at, texts[]}|null`."""
+    """What the notifier wrote of itself: `pid when sent[{word, at}] failed{word, at, texts[]}|null`."""
     found: Json | None = shapes.sound(read_json(os.path.join(run_dir, NAME)), _SHAPE)
     return found
 

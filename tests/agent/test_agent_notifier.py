@@ -18,7 +18,7 @@ from controller import notify_program
 
 LONG = {"steps": 100000, "step_s": 0.02}
 SHORT = {"steps": 20, "step_s": 0.02}
-ON = ["crashed", "stalled", "degraded", "finished"]
+WHEN = ["crashed", "stalled", "degraded", "finished"]
 PATH = "planted-path-88c1"
 
 
@@ -62,11 +62,11 @@ def inbox() -> Iterator[Inbox]:
     made.server.server_close()
 
 
-def wish(*urls: str, on: list[str] = ON, look_s: float = 0.3) -> dict[str, Any]:
+def wish(*urls: str, when: list[str] = WHEN, look_s: float = 0.3) -> dict[str, Any]:
     return {
         "notify": {
             "urls": list(urls),
-            "on": on,
+            "when": when,
             "box": "lab/200",
             "gpus": None,
             "look_s": look_s,
@@ -104,7 +104,7 @@ def test_a_killed_trainer_is_one_message_and_then_nothing_is_left(ready: Any, in
     assert rest[0].startswith("why   ") and rest[-1].startswith("next  on the Proxmox host")
     told = ready.file(run, "notify.json")
     assert [each["word"] for each in told["sent"]] == ["crashed"] and told["failed"] is None
-    assert ready.file(run, "run.json")["notify"] == {"on": ON, "addresses": 1}
+    assert ready.file(run, "run.json")["notify"] == {"when": WHEN, "addresses": 1}
     for path in ready.base.rglob("*"):
         assert not path.is_file() or PATH.encode() not in path.read_bytes(), path
 

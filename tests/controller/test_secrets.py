@@ -125,7 +125,7 @@ def test_without_the_package_a_keyring_reference_names_the_mend(monkeypatch: pyt
         ("secrets: {A-B: env:X}", "'A-B' cannot be the name of a variable"),
         (f"notify: {{urls: [json://{VALUE}]}}", "'notify.urls.0' in box 'lab': wants where the value is"),
         ("notify: {urls: []}", "'notify.urls' in box 'lab': needs one at least"),
-        ("notify: {urls: [env:X], on: [sad]}", "should be 'crashed', 'stalled', 'degraded', 'finished' or"),
+        ("notify: {urls: [env:X], when: [sad]}", "should be 'crashed', 'stalled', 'degraded', 'finished' or"),
         ("notify: {url: [env:X]}", "unknown key 'notify.url' in box 'lab'; did you mean 'urls'?"),
     ],
 )

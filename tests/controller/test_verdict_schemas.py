@@ -25,7 +25,13 @@ def document(task: str, case: dict[str, Any]) -> dict[str, Any]:
     more: dict[str, dict[str, Any]] = {
         "status": {"snapshot": case["snapshot"]},
         "wait": {"until": "healthy", "waited_s": 0.5},
-        "watch": {"run": "r-0001", "looks": 3, "reconnects": 0, "seconds": 4.5},
+        "watch": {
+            "run": "r-0001",
+            "looks": 3,
+            "reconnects": 0,
+            "seconds": 4.5,
+            "notify": {"sent": ["crashed"], "failed": []},
+        },
     }
     box = {"box": "lab", "vmid": 200, "exit_code": found.exit_code, **found.as_json(), **more[task]}
     return {"schema": 1, "task": task, "exit_code": found.exit_code, "boxes": [box]}
