@@ -1,8 +1,10 @@
-"""Put the payload into the container: ask what is missing, stream that, let the agent verify and switch."""
+"""Put the payload into the container: stream what the agent says is missing, let it verify and switch."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Any
 
 from controller import links, release, source, words
@@ -15,40 +17,51 @@ from controller.plan import Plan, Step, planned_python
 
 def plan(box: Box, *, allow_slow_kernels: bool = False) -> Plan:
     wanted = release.scan()
-    shown = _args(box, wanted, planned_python(box), allow_slow_kernels, stream=False)
+    shown = _args(box, wanted, planned_python(box), allow_slow_kernels)
     del shown["source"]
     shown["manifest"] = words.plural(len(wanted.entries), "file")
     paths = [entry.path for entry in wanted.entries]
     return Plan(
         "deploy",
         (
-            Step(f"ask which files of release {wanted.id} are missing", "deploy", shown),
             Step(
-                "send them as one tar, verify each by hash, import-check, prove kernels (GPU), switch",
+                f"send the files of release {wanted.id} that are missing there as one tar, verify each by "
+                "hash, import-check, prove kernels (GPU), switch",
                 "deploy",
-                {**shown, "stream": True},
+                shown,
                 stream_bytes=release.tar_bytes(wanted, paths),
-                maybe=True,
             ),
         ),
     )
 
 
 def run(box: Box, console: Console, *, allow_slow_kernels: bool = False) -> Outcome:
-    """Deploy; one round trip when the container has the release already, else two."""
+    """Deploy in one round trip: the agent says on its way what it lacks, and takes that from its stdin."""
     began, before = time.monotonic(), links.round_trips(box)
     wanted = release.scan()
     if wanted.root != release.own_payload():
         console.note(f"payload: the project's copy in {wanted.root}")
     python = links.get(box, revive=True).endpoint.python
+    asked: SimpleQueue[list[str]] = SimpleQueue()
     sent = 0
-    args = _args(box, wanted, python, allow_slow_kernels, stream=False)
-    result = call(box, "deploy", args, on_note=console.agent_note)
-    if result["outcome"] == "missing":
-        paths = result["want"]
-        sent = release.tar_bytes(wanted, paths)
-        stream = console.sent(release.tar(wanted, paths), sent)
-        result = call(box, "deploy", {**args, "stream": True}, stream=stream, on_note=console.agent_note)
+
+    def files() -> Iterator[bytes]:
+        nonlocal sent
+        if paths := asked.get():  # in the sender's thread
+            sent = release.tar_bytes(wanted, paths)
+            yield from console.sent(release.tar(wanted, paths), sent)
+
+    try:
+        result = call(
+            box,
+            "deploy",
+            _args(box, wanted, python, allow_slow_kernels),
+            stream=files(),
+            on_part=lambda part: asked.put(part["want"]),
+            on_note=console.agent_note,
+        )
+    finally:
+        asked.put([])  # nothing is lacking, or nobody listens any more
     document = {
         "outcome": result["outcome"],
         "release": wanted.id,
@@ -63,9 +76,7 @@ def run(box: Box, console: Console, *, allow_slow_kernels: bool = False) -> Outc
     return Outcome(document, _text(document))
 
 
-def _args(
-    box: Box, wanted: release.Release, python: str, allow_slow_kernels: bool, *, stream: bool
-) -> dict[str, Any]:
+def _args(box: Box, wanted: release.Release, python: str, allow_slow_kernels: bool) -> dict[str, Any]:
     return {
         "recipe": box.recipe,
         "overrides": box.overrides,
@@ -73,7 +84,7 @@ def _args(
         "release": wanted.id,
         "manifest": wanted.manifest(),
         "python": python,
-        "stream": stream,
+        "stream": True,
         "source": source.of(wanted.root),
     }
 

@@ -16,7 +16,7 @@ ARGS: Args = {
     "release": (str, None, "the release's content hash"),
     "manifest": (list, None, "its files: [{path, sha256, bytes, mode}]"),
     "python": (str, None, "the run's interpreter; without it this one"),
-    "stream": (bool, False, "a tar of the wanted files follows on stdin"),
+    "stream": (bool, False, "we say in a part which files we want, and a tar of them follows on stdin"),
     "recipe": (str, None, "the recipe whose target's kernels are to be proven on a GPU"),
     "overrides": (object, {}, "changes to that recipe"),
     **kernels.ALLOW,
@@ -60,12 +60,15 @@ def _make(call: Call, release: str, manifest: list[Json], python: str, previous:
     _check_room(roots, sum(file["bytes"] for file in manifest))
     sources = unpack.find_copies(roots, manifest)
     want = [file for file in manifest if file["path"] not in sources]
-    if want and not call.args["stream"]:
-        return {"outcome": "missing", "want": [file["path"] for file in want]}
+    if want:
+        wanted = [file["path"] for file in want]
+        if not call.args["stream"]:
+            return {"outcome": "missing", "want": wanted}
+        call.frames.part({"want": wanted})
     incoming = os.path.join(roots.releases, _INCOMING + call.nonce)
     try:
         os.mkdir(incoming, 0o755)
-        files, size = unpack.receive(call.stdin, incoming, manifest) if call.args["stream"] else (0, 0)
+        files, size = unpack.receive(call.stdin, incoming, manifest) if want else (0, 0)
         unpack.copy_rest(incoming, manifest, sources)
         record = {
             "schema": 1,

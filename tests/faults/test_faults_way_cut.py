@@ -59,7 +59,7 @@ def test_a_cut_deploy_changes_nothing_and_the_next_one_is_whole(
 ) -> None:
     before = house.whole()
     wanted = house.change_payload(300_000)
-    ask = login["up"] + 40_000
+    ask = login["up"] + 25_000
     ends = {"stream": ("up", ask + 150_000), "end of the stream": ("up", ask + 300_000)}
     house.wire.cut_at(*(ends.get(phase) or bytes_before(phase, login)))
     said = house.type("deploy")
@@ -102,7 +102,7 @@ def test_a_deploy_on_a_frozen_way_ends_and_a_second_one_is_told_who_holds_the_bo
 ) -> None:
     before = house.whole()
     house.change_payload(300_000)
-    house.wire.freeze_at("up", login["up"] + 40_000 + 150_000)
+    house.wire.freeze_at("up", login["up"] + 25_000 + 150_000)
     began = time.monotonic()
     said = house.type("deploy")
     assert time.monotonic() - began < IDLE_S + 6
