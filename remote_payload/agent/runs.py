@@ -89,23 +89,56 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoints(run_dir: str) -> list[Checkpoint]:
-    """The complete ones, by step: a folder is renamed into place, so its `complete.json` proves the rest."""
-    root = os.path.join(run_dir, "checkpoints")
+    """The complete ones, by step: a folder is renamed into place, so its `complete.json` proves the rest. It
+    names the files' sizes, too; their hashes are the trainer's to compare."""
     found = []
+    for path in _checkpoint_folders(run_dir):
+        proof = read_json(os.path.join(path, "complete.json"))
+        step = number(proof, "step")
+        try:
+            if step is not None and _has_its_bytes(path, proof or {}):
+                at = os.stat(os.path.join(path, "complete.json")).st_mtime
+                found.append(Checkpoint(int(step), path, at))
+        except OSError:
+            continue  # the trainer has just retired it, or a file is gone
+    return sorted(found)
+
+
+def _checkpoint_folders(run_dir: str) -> list[str]:
+    root = os.path.join(run_dir, "checkpoints")
     try:
-        names = os.listdir(root)
+        return [os.path.join(root, name) for name in os.listdir(root) if _CHECKPOINT.fullmatch(name)]
     except OSError:
         return []
-    for name in names:
-        path = os.path.join(root, name)
-        proof = os.path.join(path, "complete.json")
-        step = number(read_json(proof), "step") if _CHECKPOINT.fullmatch(name) else None
-        if step is not None:
-            try:
-                found.append(Checkpoint(int(step), path, os.stat(proof).st_mtime))
-            except OSError:
-                continue  # the trainer has just retired it
-    return sorted(found)
+
+
+def _has_its_bytes(path: str, proof: dict[str, Any]) -> bool:
+    files = proof.get("files")
+    wanted = files.items() if isinstance(files, dict) else ()
+    return all(os.stat(os.path.join(path, name)).st_size == number(facts, "bytes") for name, facts in wanted)
+
+
+def passed_over(roots: Roots, point: dict[str, Any] | None, config_hash: str) -> list[str]:
+    """What a resume would rather have gone on from, had it not been damaged: a line for each, newest first.
+
+    `point` is what `choose_resume` found instead."""
+    lines = []
+    for run in ids(roots):
+        path, last = folder(roots, run), point is not None and run == point["run"]
+        record = read_json(os.path.join(path, "run.json"))
+        if record is None and checkpoints(path):
+            lines.append(f"{run} has checkpoints, but its run.json cannot be read: it is not resumed")
+        elif last or (record or {}).get("config_hash") == config_hash:
+            if has_finished(path) and not last:
+                break  # the search ended here
+            whole = {each.path for each in checkpoints(path)}
+            for each in sorted(set(_checkpoint_folders(path)) - whole, reverse=True):
+                name = os.path.basename(each)
+                if not last or int(name.partition("-")[2]) > (point or {})["step"]:
+                    lines.append(f"checkpoint {name} of {run} is damaged: it is not resumed")
+        if last:
+            break
+    return lines
 
 
 def has_finished(run_dir: str) -> bool:

@@ -152,7 +152,8 @@ def refuse_if_alive(roots: Roots) -> None:
 def launch(call: Call, plan: Plan) -> Json:
     """Make the run and start it; returns with its first state, or refuses with `died` and its last lines."""
     roots, args = call.roots, call.args
-    resume_from = runs.choose_resume(roots, plan.resume, str(plan.recipe.get("config_hash")))
+    config_hash = str(plan.recipe.get("config_hash"))
+    resume_from = runs.choose_resume(roots, plan.resume, config_hash)
     versions = interpreter.versions(plan.python)
     gpus = gpu.query(roots.run)
     made = cache.make_key(versions, gpus, plan.release_dir)
@@ -188,6 +189,8 @@ def launch(call: Call, plan: Plan) -> Json:
     except (OSError, Refusal):
         shutil.rmtree(run_dir, ignore_errors=True)  # a full disk: no run without a record
         raise
+    for line in runs.passed_over(roots, resume_from, config_hash) if plan.resume != "none" else ():
+        call.frames.note(line)
     where = f"from step {resume_from['step']} of {resume_from['run']}" if resume_from else "from scratch"
     call.frames.note(f"{run_id}: release {plan.release}, {where}, {chosen['choice']} cache")
     began = time.monotonic()
