@@ -8,23 +8,20 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from invoke.exceptions import Exit
 
-from controller import errors, inventory, plan, render
+from controller import errors, inventory, many, plan, render
 from controller.console import Console, open_closed_streams
 from controller.errors import ConnectionLost, Detached, PctrunError, Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
 
 SCHEMA = 1
-
-T = TypeVar("T")
 
 # What goes on without us after Ctrl-C or a lost connection: a stop or a start is never cut in half by them.
 _GOES_ON = {
@@ -82,7 +79,8 @@ def operate(
                 raise
             return result
 
-        return _report(task, _over(chosen, act, parallel=not one_at_a_time), as_json=as_json)
+        results = many.over(chosen, act, parallel=not one_at_a_time)
+        return _report(task, chosen, results, as_json=as_json)
 
     _finish(work, task, as_json=as_json)
 
@@ -151,64 +149,33 @@ def _single(task: str, act: Callable[[], Outcome], *, as_json: bool) -> None:
     _finish(work, task, as_json=as_json)
 
 
-def _over(
-    boxes: list[Box], act: Callable[[Box, Console], Outcome], *, parallel: bool
-) -> list[tuple[Box, Outcome | PctrunError]]:
-    def one(box: Box) -> tuple[Box, Outcome | PctrunError]:
-        console = Console(box.name if len(boxes) > 1 else "")
-        if len(boxes) > 1 and not parallel:
-            console.note(f"container {box.vmid}")
-        try:
-            return box, act(box, console)
-        except PctrunError as error:
-            return box, error
-        finally:
-            console.clear()
-
-    if len(boxes) == 1 or not parallel:
-        return [one(box) for box in boxes]
-    return _at_once([partial(one, box) for box in boxes])
-
-
-def _at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """All results in order. Daemon threads, not a pool: after Ctrl-C nobody waits for one that waits."""
-    results: dict[int, T] = {}
-    failures: list[BaseException] = []
-
-    def work(number: int, job: Callable[[], T]) -> None:
-        try:
-            results[number] = job()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [Thread(target=work, args=numbered, daemon=True) for numbered in enumerate(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return [results[number] for number in range(len(jobs))]
-
-
-def _report(task: str, results: list[tuple[Box, Outcome | PctrunError]], *, as_json: bool) -> int:
-    codes = [result.exit_code for _, result in results]
-    code = errors.worst(codes) if len(codes) > 1 else codes[0]
-    documents = []
+def _report(
+    task: str, boxes: Sequence[Box], results: Iterable[tuple[Box, many.Result]], *, as_json: bool
+) -> int:
+    codes, documents = [], []
+    short = apart = False
+    width = max(len(box.label) for box in boxes)
     with _reader_may_leave():
-        for number, (box, result) in enumerate(results):
+        for box, result in results:
+            codes.append(result.exit_code)
             head = {"box": box.name, "vmid": box.vmid, "exit_code": result.exit_code}
             if isinstance(result, PctrunError):
                 documents.append({**head, "error": errors.as_json(result)})
                 if not as_json:
-                    label = f"{box.name}: " if len(results) > 1 else ""
+                    label = f"{box.name}: " if len(boxes) > 1 else ""
                     print(f"{label}{errors.describe(result)}", file=sys.stderr)
                 continue
             documents.append({**head, **result.document})
-            if not as_json and result.text:
-                if number and "\n" in result.text:
-                    print()
-                print(render.paint(result.text, result.word))
+            if as_json or not result.text:
+                continue
+            shown = many.text(box, result, width) if len(boxes) > 1 else result.text
+            if apart or (len(documents) > 1 and "\n" in shown and not result.line):
+                print()
+            short, apart = short or bool(result.line), "\n" in shown and not result.line
+            print(render.paint(shown, result.word), flush=True)
+        code = errors.worst(codes) if len(codes) > 1 else codes[0]
+        if short and len(boxes) > 1:
+            print(f"next  invoke {task} --box NAME shows the whole")
         if as_json:
             print(
                 json.dumps({"schema": SCHEMA, "task": task, "exit_code": code, "boxes": documents}, indent=2)

@@ -72,7 +72,7 @@ def run(box: Box, console: Console, *, quick: bool = False) -> Outcome:
     }
     word = checklist.word(made)
     text = checklist.screen(box.label, made, alive(findings))
-    return Outcome(document, text, checks.exit_code(made), word)
+    return Outcome(document, text, checks.exit_code(made), word, line=text.partition("\n")[0])
 
 
 def look(box: Box, console: Console, *, quick: bool) -> Findings:

@@ -10,10 +10,11 @@ from typing import Any
 class Outcome:
     """`document` is the data of `--json`, `text` the same for a person (empty when it was streamed already).
 
-    `word` is the verdict word in it, for colour.
+    `word` is the verdict word in it, for colour. `line` stands for the text where several boxes answer.
     """
 
     document: dict[str, Any] = field(default_factory=dict)
     text: str = ""
     exit_code: int = 0
     word: str = ""
+    line: str = ""

@@ -57,8 +57,15 @@ def screen(
 
 
 def one_line(label: str, verdict: Verdict, snapshot: Json | None) -> str:
-    """The same in one line, for `wait` and for several boxes."""
+    """The same in one line, for `wait`."""
     return _headline(label, verdict, snapshot)
+
+
+def among_others(label: str, verdict: Verdict, snapshot: Json | None) -> str:
+    """The one line that a box gets among several: with the gravest reason, where there is one to act on."""
+    line = _headline(label, verdict, snapshot)
+    told = verdict.reasons and verdict.word not in ("healthy", "finished", "starting", "warming-up")
+    return _cut(f"{line}: {_clean(verdict.reasons[0])}" if told else line, WIDTH)
 
 
 def paint(text: str, word: str, stream: TextIO | None = None) -> str:

@@ -60,4 +60,6 @@ def look(
 def run(box: Box, console: Console, *, run_id: str = "") -> Outcome:
     verdict, snapshot = look(box, run_id)
     document = {**verdict.as_json(), "snapshot": snapshot}
-    return Outcome(document, render.screen(box.label, verdict, snapshot), verdict.exit_code, verdict.word)
+    screen = render.screen(box.label, verdict, snapshot)
+    line = render.among_others(box.label, verdict, snapshot)
+    return Outcome(document, screen, verdict.exit_code, verdict.word, line)
