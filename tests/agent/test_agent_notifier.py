@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from agent import procs
 from controller import notify_program
+from tests.inbox import Inbox, open_inbox
 
 LONG = {"steps": 100000, "step_s": 0.02}
 SHORT = {"steps": 20, "step_s": 0.02}
@@ -22,44 +20,14 @@ WHEN = ["crashed", "stalled", "degraded", "finished"]
 PATH = "planted-path-88c1"
 
 
-class Inbox:
-    """What came, as JSON; the first `refuse` posts are answered with 500."""
-
-    def __init__(self) -> None:
-        self.got: list[dict[str, Any]] = []
-        self.posts = self.refuse = 0
-        inbox = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                data = self.rfile.read(int(self.headers["Content-Length"]))
-                inbox.posts += 1
-                if inbox.posts > inbox.refuse:
-                    inbox.got.append({**json.loads(data), "path": self.path})
-                self.send_response(200 if inbox.posts > inbox.refuse else 500)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"json://127.0.0.1:{self.server.server_address[1]}/{PATH}"
-
-    @property
-    def titles(self) -> list[str]:
-        return [each["title"] for each in self.got]
-
-
 @pytest.fixture
 def inbox() -> Iterator[Inbox]:
-    made = Inbox()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with open_inbox() as made:
+        yield made
+
+
+def address(inbox: Inbox) -> str:
+    return f"json://{inbox.host}/{PATH}"
 
 
 def wish(*urls: str, when: list[str] = WHEN, look_s: float = 0.3) -> dict[str, Any]:
@@ -88,7 +56,7 @@ def ended(box: Any, run: str) -> None:
 
 
 def test_a_killed_trainer_is_one_message_and_then_nothing_is_left(ready: Any, inbox: Inbox) -> None:
-    ready.private = wish(inbox.url)
+    ready.private = wish(address(inbox))
     run = ready.start(recipe=LONG).result["run"]
     notifier = role(ready, run, "notifier")
     ready.wait_for(lambda: os.getpriority(os.PRIO_PROCESS, notifier.pid) == 19, "the lowest priority")
@@ -110,14 +78,14 @@ def test_a_killed_trainer_is_one_message_and_then_nothing_is_left(ready: Any, in
 
 
 def test_a_finished_run_is_one_message(ready: Any, inbox: Inbox) -> None:
-    ready.private = wish(inbox.url)
+    ready.private = wish(address(inbox))
     run = ready.start(recipe=SHORT).result["run"]
     ended(ready, run)
     assert inbox.titles == [f"lab/200  {run}  FINISHED"]
 
 
 def test_a_stop_is_no_news_and_no_later_for_the_notifier(ready: Any, inbox: Inbox) -> None:
-    ready.private = wish(inbox.url)
+    ready.private = wish(address(inbox))
     ready.start(recipe=LONG)
     began = time.monotonic()
     answer = ready.call("stop").result
@@ -127,7 +95,7 @@ def test_a_stop_is_no_news_and_no_later_for_the_notifier(ready: Any, inbox: Inbo
 
 
 def test_a_run_without_its_supervisor_is_still_watched(ready: Any, inbox: Inbox) -> None:
-    ready.private = wish(inbox.url)
+    ready.private = wish(address(inbox))
     run = ready.start(recipe=LONG).result["run"]
     notifier, trainer = role(ready, run, "notifier"), role(ready, run, "trainer")
     os.kill(role(ready, run, "supervisor").pid, signal.SIGKILL)
@@ -140,15 +108,15 @@ def test_a_run_without_its_supervisor_is_still_watched(ready: Any, inbox: Inbox)
 
 def test_a_server_that_stumbles_is_asked_again(ready: Any, inbox: Inbox) -> None:
     inbox.refuse = 1
-    ready.private = wish(inbox.url)
+    ready.private = wish(address(inbox))
     run = ready.start(recipe=SHORT).result["run"]
     ended(ready, run)
     assert inbox.posts == 2 and len(inbox.got) == 1
 
 
 def test_no_way_out_is_written_down_and_given_up(ready: Any, inbox: Inbox) -> None:
-    closed = "json://127.0.0.1:9/planted-path-88c1"
-    ready.private = wish(closed, inbox.url)
+    closed = f"json://127.0.0.1:9/{PATH}"
+    ready.private = wish(closed, address(inbox))
     run = ready.start(recipe=SHORT).result["run"]
     ended(ready, run)
     told = ready.file(run, "notify.json")
@@ -159,7 +127,7 @@ def test_no_way_out_is_written_down_and_given_up(ready: Any, inbox: Inbox) -> No
 
 
 def test_a_notifier_that_dies_leaves_the_run_alone(ready: Any, inbox: Inbox) -> None:
-    ready.private = wish(inbox.url)
+    ready.private = wish(address(inbox))
     run = ready.start(recipe=LONG).result["run"]
     os.kill(role(ready, run, "notifier").pid, signal.SIGKILL)
     step = ready.file(run, "state.json")["step"]

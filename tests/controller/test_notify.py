@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import copy
-import http.server
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from controller.errors import PreflightFailed, Usage
 from controller.inventory import PROJECT, Box
 from controller.notify_rules import END_S, REARM_S, SETTLE_S, Changes, message
 from controller.verdict import EXIT_CODES, Verdict, judge
+from tests.inbox import Inbox, open_inbox
 
 WHEN = ["crashed", "stalled", "degraded", "finished"]
 SCREENS = PROJECT / "tests" / "golden" / "screens"
@@ -140,50 +139,33 @@ def test_the_program_imports_nothing_that_an_environment_may_lack(tmp_path: Path
 WHAT = {"title": "t", "body": "b", "type": "failure"}
 
 
-class Inbox(http.server.BaseHTTPRequestHandler):
-    got: list[tuple[str, dict[str, Any], dict[str, str]]]
-
-    def do_POST(self) -> None:
-        data = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.got.append((self.path, data, dict(self.headers)))
-        self.send_response(404 if "gone" in self.path else 200)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture
-def inbox() -> Iterator[tuple[int, list[Any]]]:
-    kind = type("Here", (Inbox,), {"got": []})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_address[1], kind.got  # type: ignore[attr-defined]
-    server.shutdown()
-    server.server_close()
+def inbox() -> Iterator[Inbox]:
+    with open_inbox() as made:
+        yield made
 
 
-def test_a_webhook_gets_what_apprise_would_send(inbox: tuple[int, list[Any]]) -> None:
+def test_a_webhook_gets_what_apprise_would_send(inbox: Inbox) -> None:
     pytest.importorskip("apprise")
-    port, got = inbox
-    plain = f"json://ana:pass%40word@127.0.0.1:{port}/hook"
+    plain = f"json://ana:pass%40word@{inbox.host}/hook"
     by_apprise = f"{plain}/?method=post"  # a parameter is what only apprise understands
     assert notify_send.send([plain, by_apprise], WHAT, pauses=()) == []
-    [(path, ours, head), (other_path, theirs, other_head)] = got
-    assert (path, ours) == ("/hook", theirs)
-    assert other_path.rstrip("/") == path
-    assert head["Authorization"] == other_head["Authorization"]
+    ours, theirs = inbox.got
+    assert ours["path"] == theirs["path"].rstrip("/") == "/hook"
+    for each in (ours, theirs):
+        each["headers"] = each["headers"]["Authorization"]
+        del each["path"]
+    assert ours == theirs
 
 
-def test_failures_are_told_without_the_address(inbox: tuple[int, list[Any]], capfd: Any) -> None:
+def test_failures_are_told_without_the_address(inbox: Inbox, capfd: Any) -> None:
     pytest.importorskip("apprise")
-    port, got = inbox
     urls = [
-        f"json://127.0.0.1:{port}/gone/{SECRET}",
+        f"json://{inbox.host}/gone/{SECRET}",
         f"json://127.0.0.1:9/{SECRET}",
         f"json://{SECRET}.invalid/",
         f"nosuch://{SECRET}",
-        f"json://127.0.0.1:{port}/gone/{SECRET}?format=text",
+        f"json://{inbox.host}/gone/{SECRET}?format=text",
         f"json://[{SECRET}/",
     ]
     failures = notify_send.send(urls, WHAT, pauses=(0.0,))
@@ -195,7 +177,7 @@ def test_failures_are_told_without_the_address(inbox: tuple[int, list[Any]], cap
         "address 5 (json://…): not delivered",
         "address 6 (json://…): not an address",
     ]
-    assert len(got) == 4, "the two that answered were asked twice"
+    assert inbox.posts == 4, "the two that answered were asked twice"
     shown = capfd.readouterr()
     assert SECRET not in shown.out + shown.err
 
@@ -224,31 +206,27 @@ def watch(teller: notify_watch.Teller, *snapshots: dict[str, Any]) -> dict[str, 
     return dict(teller.report(Console()))
 
 
-def test_the_workstation_tells_of_a_change(
-    inbox: tuple[int, list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    port, got = inbox
+def test_the_workstation_tells_of_a_change(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     healthy = case("healthy")
-    box = a_box(monkeypatch, f"json://127.0.0.1:{port}/")
+    box = a_box(monkeypatch, f"json://{inbox.host}/")
     assert watch(notify_watch.Teller(box), healthy, healthy, crashed_of(healthy)) == {
         "sent": ["crashed"],
         "failed": [],
     }
-    assert got[0][1]["title"].endswith("CRASHED")
+    assert inbox.titles[0].endswith("CRASHED")
     assert watch(notify_watch.Teller(box), crashed_of(healthy))["sent"] == [], "it was so before"
 
 
 def test_what_the_runs_own_notifier_has_told_is_not_told_again(
-    inbox: tuple[int, list[Any]], monkeypatch: pytest.MonkeyPatch
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port, got = inbox
-    box, healthy = a_box(monkeypatch, f"json://127.0.0.1:{port}/"), case("healthy")
+    box, healthy = a_box(monkeypatch, f"json://{inbox.host}/"), case("healthy")
     healthy["run"]["processes"].append({"role": "notifier", "pid": 9, "state": "S"})
     end = crashed_of(healthy)
     last = copy.deepcopy(end)
     last["run"]["notify"] = {"sent": [{"word": "crashed", "at": end["now"]}], "failed": None}
     assert watch(notify_watch.Teller(box), healthy, end, last)["sent"] == []
-    assert got == []
+    assert inbox.got == []
     last["run"]["notify"] = {"sent": [], "failed": {"word": "crashed", "at": 0.0, "texts": ["no way out"]}}
     assert watch(notify_watch.Teller(box), healthy, end, last)["sent"] == ["crashed"]
 
