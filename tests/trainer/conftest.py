@@ -44,10 +44,13 @@ def byte_tokenizer():
 
 @pytest.fixture(scope="session")
 def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a random 4-layer Llama, hidden 32, vocabulary 260."""
+    return make_target(tmp_path_factory.mktemp("target"))
+
+
+def make_target(folder: Path) -> Path:
+    """A random 4-layer Llama, hidden 32, vocabulary 260."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    folder = tmp_path_factory.mktemp("target")
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=260,
@@ -82,10 +85,13 @@ def write_conversations(path: Path, count: int, seed: int) -> None:
 
 @pytest.fixture
 def tiny_release(tmp_path: Path, tiny_target: Path) -> Path:
-    """A release folder with recipes/tiny.yaml and its examples; runs eagerly, in fp32, with one drafter."""
+    return make_release(tmp_path / "release", tiny_target)
+
+
+def make_release(release: Path, tiny_target: Path) -> Path:
+    """A folder with recipes/tiny.yaml and its examples; runs eagerly, in fp32, with one drafter."""
     for part in ("recipes", "examples"):
-        (tmp_path / "release" / part).mkdir(parents=True)
-    release = tmp_path / "release"
+        (release / part).mkdir(parents=True)
     write_conversations(release / "examples/train.jsonl", 30, seed=1)
     write_conversations(release / "examples/heldout.jsonl", 3, seed=2)
     recipe = {
