@@ -91,21 +91,19 @@ class Link:
         """A new channel; where the host allows no more (MaxSessions), once another of ours has ended."""
         ends_at = time.monotonic() + deadline.total if deadline.total else None
         while True:
+            with self._room:
+                self._channels += 1
             try:
-                channel = self._transport.open_session(timeout=deadline.connect)
-            except paramiko.ChannelException as error:
-                with self._room:
-                    if not self._channels:
-                        raise self._lost(f"it opens no channel: {error.text}") from None
-                    self._room.wait(0.5)  # the host may count one that we have closed already
-                self._check(ends_at, deadline)
+                return self._transport.open_session(timeout=deadline.connect)
             except (paramiko.SSHException, EOFError, OSError) as error:
+                with self._room:
+                    self._channels -= 1
+                    if _is_refusal(error) and self._channels and self.alive:
+                        self._room.wait(0.5)  # the host may still count one that we have closed
+                        self._check(ends_at, deadline)
+                        continue
                 self.close()
                 raise self._lost(f"it opens no channel: {error}") from None
-            else:
-                with self._room:
-                    self._channels += 1
-                return channel
 
     def _drain(
         self,
@@ -186,6 +184,11 @@ class _Sender:
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise _PeerStoppedReading from error
         self._watchdog.heard()  # true within one window: a peer that reads no more blocks the next slices
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the host did not want one more channel. Of refusals at once Paramiko gives one its reason."""
+    return isinstance(error, paramiko.ChannelException) or str(error) == "Unable to open channel."
 
 
 class _PeerStoppedReading(Exception):

@@ -51,6 +51,34 @@ class Said:
         return document["boxes"][0] if "boxes" in document else document
 
 
+class Started:
+    """A command that goes on; what it has said so far is in `out` and `err`."""
+
+    def __init__(self, base: Path, words: tuple[str, ...], user: str) -> None:
+        place = Path(tempfile.mkdtemp(dir=base, prefix="said-"))
+        self._out, self._err = place / "out", place / "err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "invoke", *words],
+                cwd=ROOT,
+                env={**os.environ, "LOGNAME": user, "NO_COLOR": "1", "COLUMNS": "200"},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text("utf-8")
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text("utf-8")
+
+    def ended(self, timeout: float = 60) -> Said:
+        return Said(self.process.wait(timeout), self.out, self.err)
+
+
 class House:
     """`type` is a person at the workstation; `inside` is the container's disk as the host sees it."""
 
@@ -78,7 +106,7 @@ class House:
             "agent_python": self.endpoint.agent_python,
             "python": self.endpoint.python,
             "recipe": "tiny",
-            "grace_s": 10,
+            "grace_s": 4,
             **changes,
         }
         text = json.dumps({"default": "lab", "boxes": self.inventory})  # which is YAML, too
@@ -96,18 +124,9 @@ class House:
         assert "Traceback" not in said.out + said.err, said
         return said
 
-    def start(self, *words: str, user: str = "ana") -> subprocess.Popen[str]:
+    def start(self, *words: str, user: str = "ana") -> Started:
         """The same as a program of its own, for what lasts or is to be killed."""
-        environment = {**os.environ, "LOGNAME": user, "NO_COLOR": "1", "COLUMNS": "200"}
-        return subprocess.Popen(
-            [sys.executable, "-m", "invoke", *words],
-            cwd=ROOT,
-            env=environment,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        return Started(self.base, words, user)
 
     def status(self, box: str = "lab") -> dict[str, Any]:
         return self.type("status", "--json", "--box", box).json

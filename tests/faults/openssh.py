@@ -55,12 +55,13 @@ class Sshd:
         }
         config = self.base / "config"
         config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
-        self.process = subprocess.Popen(
-            [str(self.program), "-D", "-e", "-f", str(config)],
-            stdin=subprocess.DEVNULL,
-            stderr=(self.base / "log").open("ab"),
-            start_new_session=True,
-        )
+        with (self.base / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [str(self.program), "-D", "-e", "-f", str(config)],
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
         ends = time.monotonic() + 10
         while not self._listens():
             assert self.process.poll() is None and time.monotonic() < ends, (self.base / "log").read_text()
