@@ -12,6 +12,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -67,6 +68,7 @@ def main() -> None:
     if os.geteuid() != 0:
         sys.exit("error: needs root: the connection plugin wants to log in as root, as on a Proxmox host")
     playbook = ansible(chosen.venv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is taken down
     base = Path(tempfile.mkdtemp(prefix="pctrun-beside-"))
     os.environ["PCTRUN_SANDBOX"] = str(base / "sandbox")
     server = None

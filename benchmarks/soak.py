@@ -16,6 +16,7 @@ import json
 import os
 import pty
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -189,6 +190,7 @@ def main() -> None:
     ask.add_argument("--sample-every", type=float, default=1, help="seconds between samples (default: 1)")
     ask.add_argument("--log-mb-s", type=float, default=5, help="megabytes of log a second (default: 5)")
     chosen = ask.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is taken down
     base = Path(tempfile.mkdtemp(prefix="pctrun-soak-")).resolve()
     os.environ["PCTRUN_SANDBOX"] = str(base / "sandbox")
     try:
