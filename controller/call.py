@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import itertools
 import json
-import secrets
+import os
 import socket
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -45,7 +45,7 @@ def call(
     whatever `stream` or a callback raises.
     """
     link = links.get(box, deadline=deadline, revive=revive)
-    answer = _Answer(secrets.token_hex(8), on_note, on_part, on_out, on_err)
+    answer = _Answer(os.urandom(8).hex(), on_note, on_part, on_out, on_err)
     request = {
         "schema": SCHEMA,
         "nonce": answer.nonce,

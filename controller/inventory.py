@@ -209,13 +209,13 @@ def load(path: Path | None = None) -> Inventory:
 def _parse(text: str, file_name: str) -> tuple[Any, dict[Place, int]]:
     """The document and the line of every key. YAML keeps the last of two equal keys; we refuse."""
     try:
-        node = yaml.compose(text, yaml.SafeLoader)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
         lines: dict[Place, int] = {}
         if node is None:
-            lines[()] = 1
-        else:
-            _walk(node, (), lines, file_name)
-        return yaml.safe_load(text), lines
+            return None, {(): 1}
+        _walk(node, (), lines, file_name)
+        return loader.construct_document(node), lines
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise InventoryError(f"{file_name}:{line}: not YAML: {error.problem}") from None
