@@ -118,15 +118,18 @@ class CompileWatch:
                 callbacks.remove(mine)
 
     def snapshot(self) -> dict[str, Any]:
-        """`count` of episodes begun, `seconds` in them, whether one is `active`, `moved_at` (epoch seconds)
-        when the last one began or ended, `threads` that compiled, `fallbacks`: what runs eagerly now."""
+        """`count` of episodes begun, `seconds` in them, whether one is `active`, `moved_at` (epoch seconds by
+        the clock as it is set now) when the last one began or ended, `threads` that compiled, `fallbacks`:
+        what runs eagerly now."""
         with self._lock:
-            running = 0.0 if self._since is None else time.perf_counter() - self._since
+            ticks = time.perf_counter()
+            running = 0.0 if self._since is None else ticks - self._since
+            moved = None if self._moved_at is None else round(time.time() - (ticks - self._moved_at), 3)
             return {
                 "count": self._count,
                 "seconds": self._seconds + running,
                 "active": self._since is not None,
-                "moved_at": self._moved_at,
+                "moved_at": moved,
                 "threads": len(self._threads),
                 "fallbacks": [str(hit) for hit in self.limit_hits()],
             }
@@ -142,14 +145,14 @@ class CompileWatch:
     def _on_start(self, _: Any) -> None:
         with self._lock:
             self._count += 1
-            self._since, self._moved_at = time.perf_counter(), time.time()
+            self._since = self._moved_at = time.perf_counter()
             self._threads.add(threading.get_ident())
 
     def _on_end(self, _: Any) -> None:
         with self._lock:
-            self._moved_at = time.time()
+            self._moved_at = time.perf_counter()
             if self._since is not None:  # None: that compile began before start()
-                self._seconds += time.perf_counter() - self._since
+                self._seconds += self._moved_at - self._since
                 self._since = None
 
 

@@ -61,15 +61,16 @@ class RunRecord:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._compile: Callable[[], dict[str, Any]] = lambda: {"count": 0, "seconds": 0.0, "active": False}
-        now = time.time()
+        # Kept by a clock that nobody sets and written by the container's: setting that makes no run old.
+        self._moments = dict.fromkeys(("phase_since", "progress_at"), time.monotonic())
         self._state: dict[str, Any] = {
             "schema": 1,
             "pid": os.getpid(),
             "phase": "starting",
-            "phase_since": now,
+            "phase_since": None,
             "training_since": None,
-            "heartbeat": now,
-            "progress_at": now,
+            "heartbeat": None,
+            "progress_at": None,
             "step": 0,
             "steps": steps,
             "detail": "",
@@ -112,19 +113,21 @@ class RunRecord:
         return self._compile()
 
     def phase(self, phase: str, detail: str = "") -> None:
-        now = time.time()
+        now = time.monotonic()
         with self._lock:
             if phase != self._state["phase"]:
-                self._state["phase_since"] = now
-            if phase == "training" and self._state["training_since"] is None:
-                self._state["training_since"] = now
-            self._state.update(phase=phase, detail=detail, progress_at=now)
+                self._moments["phase_since"] = now
+            if phase == "training":
+                self._moments.setdefault("training_since", now)
+            self._state.update(phase=phase, detail=detail)
+            self._moments["progress_at"] = now
         self.write()
 
     def progress(self, **fields: Any) -> None:
         """Something moved: a step, a file read, a document evaluated."""
         with self._lock:
-            self._state.update(fields, progress_at=time.time())
+            self._state.update(fields)
+            self._moments["progress_at"] = time.monotonic()
         self.write()
 
     def note(self, text: str) -> None:
@@ -145,7 +148,10 @@ class RunRecord:
 
     def write(self) -> None:
         with self._lock:
-            self._state["heartbeat"] = time.time()
+            now, ticks = time.time(), time.monotonic()
+            self._state["heartbeat"] = now
+            for name, at in self._moments.items():
+                self._state[name] = round(now - (ticks - at), 3)
             self._state["compile"] = {**self._compile(), "budget_s": COMPILE_BUDGET_S}
             aside = self.run_dir / ".state.json"
             try:
