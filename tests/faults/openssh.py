@@ -32,8 +32,11 @@ class Sshd:
             self.port: int = free.getsockname()[1]
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, key: str = "first", sessions: int = 10) -> None:
-        """Listen; `key` names the host key, made on first use."""
+    def start(
+        self, *, key: str = "first", sessions: int = 10, prefix: tuple[str, ...] = (), **more: object
+    ) -> None:
+        """Listen; `key` names the host key, made on first use. `prefix` begins the argument list, `more` are
+        lines of its configuration."""
         path = self.base / key
         if not path.exists():
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
@@ -52,12 +55,13 @@ class Sshd:
             "PidFile": "none",
             "MaxSessions": sessions,
             "SetEnv": f"PATH={self.house.base}/sandbox/bin:{PATH}",
+            **more,
         }
         config = self.base / "config"
         config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
         with (self.base / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [str(self.program), "-D", "-e", "-f", str(config)],
+                [*prefix, str(self.program), "-D", "-e", "-f", str(config)],
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 start_new_session=True,
