@@ -40,6 +40,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(built("sdist", ROOT, place / "sdist")) as archive:
         archive.extractall(place / "tree", filter="data")
     [tree] = (place / "tree").iterdir()
+    assert {path.name for path in tree.iterdir()} & {".venv", ".sandbox", ".pctrun", ".git"} == set()
+    assert (tree / "tests").is_dir()
     wheel = built("wheel", tree, place / "wheel")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True)
     pip = [sys.executable, "-m", "pip", "--python", str(place / "venv"), "install", "--quiet"]
