@@ -155,31 +155,32 @@ def _report(
     codes, documents = [], []
     short = apart = False
     width = max(len(box.label) for box in boxes)
-    with _reader_may_leave():
-        for box, result in results:
-            codes.append(result.exit_code)
-            head = {"box": box.name, "vmid": box.vmid, "exit_code": result.exit_code}
-            if isinstance(result, PctrunError):
-                documents.append({**head, "error": errors.as_json(result)})
-                if not as_json:
-                    label = f"{box.name}: " if len(boxes) > 1 else ""
-                    print(f"{label}{errors.describe(result)}", file=sys.stderr)
-                continue
-            documents.append({**head, **result.document})
-            if as_json or not result.text:
-                continue
-            shown = many.text(box, result, width) if len(boxes) > 1 else result.text
-            if apart or (len(documents) > 1 and "\n" in shown and not result.line):
+    for box, result in results:
+        codes.append(result.exit_code)
+        head = {"box": box.name, "vmid": box.vmid, "exit_code": result.exit_code}
+        if isinstance(result, PctrunError):
+            documents.append({**head, "error": errors.as_json(result)})
+            if not as_json:
+                label = f"{box.name}: " if len(boxes) > 1 else ""
+                print(f"{label}{errors.describe(result)}", file=sys.stderr)
+            continue
+        documents.append({**head, **result.document})
+        if as_json or not result.text:
+            continue
+        shown = many.text(box, result, width) if len(boxes) > 1 else result.text
+        block = "\n" in shown and not shown.rpartition("\n")[2].startswith(box.label)
+        with _reader_may_leave():  # the boxes after this one are seen through all the same
+            if apart or (len(documents) > 1 and block):
                 print()
-            short, apart = short or bool(result.line), "\n" in shown and not result.line
             print(render.paint(shown, result.word), flush=True)
-        code = errors.worst(codes) if len(codes) > 1 else codes[0]
+        short, apart = short or bool(result.line), block
+    code = errors.worst(codes) if len(codes) > 1 else codes[0]
+    with _reader_may_leave():
         if short and len(boxes) > 1:
             print(f"next  invoke {task} --box NAME shows the whole")
         if as_json:
-            print(
-                json.dumps({"schema": SCHEMA, "task": task, "exit_code": code, "boxes": documents}, indent=2)
-            )
+            whole = {"schema": SCHEMA, "task": task, "exit_code": code, "boxes": documents}
+            print(json.dumps(whole, indent=2))
     return code
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from threading import Thread
 
+from controller import render
 from controller.console import Console
 from controller.errors import PctrunError
 from controller.inventory import Box
@@ -74,8 +75,8 @@ def text(box: Box, outcome: Outcome, width: int) -> str:
     wide); a screen or a table stays together."""
     lines = (outcome.line or outcome.text).split("\n")
     if lines[0].startswith(box.label):
-        lines[0] = f"{box.label:<{width}}{lines[0].removeprefix(box.label)}" if len(lines) == 1 else lines[0]
-        return "\n".join(lines)
+        rest = lines[0].removeprefix(box.label)
+        return render.cut(f"{box.label:<{width}}{rest}") if len(lines) == 1 else "\n".join(lines)
     if len(lines) > _FEW:
         return "\n".join((box.label, *lines))
     return "\n".join(f"{box.label:<{width}}  {line}" for line in lines)

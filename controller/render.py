@@ -53,7 +53,7 @@ def screen(
     ending = list(_rows("next", _wrapped(next_step(verdict, snapshot))))
     room = max(0, height - len(lines) - len(ending))
     lines = [*lines, *quoted[len(quoted) - min(room, len(quoted)) :]][: height - len(ending)]
-    return "\n".join(_cut(line, width) for line in [*lines, *ending])
+    return "\n".join(cut(line, width) for line in [*lines, *ending])
 
 
 def one_line(label: str, verdict: Verdict, snapshot: Json | None) -> str:
@@ -65,7 +65,7 @@ def among_others(label: str, verdict: Verdict, snapshot: Json | None) -> str:
     """The one line that a box gets among several: with the gravest reason, where there is one to act on."""
     line = _headline(label, verdict, snapshot)
     told = verdict.reasons and verdict.word not in ("healthy", "finished", "starting", "warming-up")
-    return _cut(f"{line}: {_clean(verdict.reasons[0])}" if told else line, WIDTH)
+    return f"{line}: {_clean(verdict.reasons[0])}" if told else line
 
 
 def paint(text: str, word: str, stream: TextIO | None = None) -> str:
@@ -283,7 +283,8 @@ def _wrapped(reason: str) -> list[str]:
     return textwrap.wrap(_clean(reason), WIDTH - 11, max_lines=2, placeholder=" …")
 
 
-def _cut(line: str, width: int) -> str:
+def cut(line: str, width: int = WIDTH) -> str:
+    """The line without what goes beyond the screen."""
     line = line.rstrip()
     return line if len(line) <= width else f"{line[: width - 1]}…"
 

@@ -120,17 +120,6 @@ def test_json_is_one_document_with_a_schema(invoke: Invoke, embedded: sandbox.En
     assert {"since", "reasons", "evidence", "snapshot"} <= box.keys()
 
 
-def test_several_boxes_at_once_give_the_worst_code(invoke: Invoke, embedded: sandbox.Endpoint) -> None:
-    done = invoke("status", "--box", "sandbox", "--box", "gone", "--box", "twin")
-    assert done.returncode == 7
-    heads = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
-    assert [head.split()[:2] for head in heads] == [
-        ["sandbox/200", "NOT-RUNNING"],
-        ["gone/200", "UNREACHABLE"],
-        ["twin/200", "NOT-RUNNING"],
-    ]
-
-
 def test_an_error_is_json_too(invoke: Invoke, embedded: sandbox.Endpoint) -> None:
     done = invoke("logs", "--run", "r-9999", "--json")
     document = json.loads(done.stdout)
