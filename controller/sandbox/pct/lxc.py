@@ -23,6 +23,7 @@ lxc.apparmor.profile = unconfined
 lxc.monitor.unshare = 1
 lxc.net.0.type = empty
 lxc.tty.max = 2
+lxc.pty.max = 1024
 lxc.environment = TERM=linux
 lxc.mount.auto = cgroup:mixed:force proc:mixed sys:mixed
 lxc.mount.entry = tmpfs dev/shm tmpfs rw,nosuid,nodev,mode=1777,create=dir 0 0
