@@ -18,9 +18,9 @@ class Look:
     run: dict[str, Any]
 
 
-def look(box: Box, run: str | None = None, *, later_s: float = 0.0) -> Look:
-    """`later_s`: as it would be judged that much later, had nothing moved since."""
-    snapshot = box.call("snapshot", run=run).result
+def look(box: Box, run: str | None = None, *, later_s: float = 0.0, **args: Any) -> Look:
+    """`later_s`: as it would be judged that much later, had nothing moved since. `args`: the snapshot's."""
+    snapshot = box.call("snapshot", run=run, **args).result
     snapshot["now"] += later_s
     found = verdict.judge(snapshot)
     screen = render.screen("lab/200", found, snapshot)

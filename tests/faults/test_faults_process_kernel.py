@@ -108,3 +108,45 @@ def test_a_kill_by_hand_is_not_taken_for_the_kernels(ready: Box) -> None:
         ready.wait_for(lambda: look(ready).run["exit"], "its end")
         seen = look(ready)
         assert seen.causes == ("killed",) and "killed by SIGKILL" in seen.screen
+
+
+@fault(
+    "`nvidia-smi` hangs in the driver and cannot be killed",
+    promised="a look waits its deadline once, later ones not at all; no second one joins the hung one",
+    seen="`degraded`, exit 2: `nvidia-smi hangs in the driver for`",
+)
+def test_an_nvidia_smi_that_nothing_ends(ready: Box) -> None:
+    with group("freezer", {"freezer.state": "THAWED"}) as cold:
+        # In a freezer of version 1 not even SIGKILL ends a process, as in a driver that hangs.
+        folder = ready.base / "bin"
+        folder.mkdir()
+        driver = folder / "nvidia-smi"
+        driver.write_text(
+            f"#!/bin/sh\necho $$ >> {ready.base}/asked\necho $$ > {cold}/cgroup.procs\n"
+            f"echo FROZEN > {cold}/freezer.state\nsleep 60\n"
+        )
+        driver.chmod(0o755)
+        ready.start()
+        ready.environment["PATH"] = f"{folder}:{ready.environment['PATH']}"
+        try:
+            took = []
+            for _ in range(4):
+                began = time.monotonic()
+                seen = look(ready, gpu_deadline_s=1.0)
+                took.append(time.monotonic() - began)
+                assert (seen.word, seen.exit_code, seen.causes) == ("degraded", 2, ("nvidia-smi",))
+            assert "nvidia-smi hangs in the driver for" in seen.screen
+            asked = [int(pid) for pid in (ready.base / "asked").read_text().split()]
+            assert len(asked) == 1 and Path(f"/proc/{asked[0]}").exists(), "the hung one, and no other"
+            assert took[0] < 6 and max(took[1:]) < took[0]
+            assert ready.call("stop").result["outcome"] == "stopped", "and nothing waits for it"
+        finally:
+            (cold / "freezer.state").write_text("THAWED")
+        ready.wait_for(lambda: not alive(asked[0]), "its end once the driver answers")
+        driver.write_text("#!/bin/sh\necho '0, NVIDIA H200, 570.1, 1, 143771, 0, 30, 90.0, 700.0'\n")
+        ready.start()
+        assert "nvidia-smi" not in look(ready).causes, "it is asked again"
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").exists()

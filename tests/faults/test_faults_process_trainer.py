@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +38,7 @@ def _nothing_is_left(box: Box) -> Iterator[None]:
 @fault(
     "an exception in the loader's, a target's or a drafter's thread",
     promised="all threads end; the thread and the exception are named, the last checkpoint is resumed",
-    seen="`crashed`, exit 4: `thread {thread} failed: RuntimeError: a fault that was made`",
+    seen="`crashed`, exit 4: the thread and `failed: RuntimeError: a fault that was made`",
 )
 @pytest.mark.parametrize("thread", ["loader", "target-0", "drafter-0"])
 def test_an_exception_in_a_thread(box: Box, thread: str) -> None:
@@ -51,3 +53,83 @@ def test_an_exception_in_a_thread(box: Box, thread: str) -> None:
     assert seen.run["processes"] == []
     step = seen.run["state"]["step"]
     assert step - 5 <= seen.run["checkpoints"][-1]["step"] <= step
+
+
+@fault(
+    "a thread of the trainer hangs: loader, target, drafter, or one that keeps the interpreter's lock",
+    promised="the log names the thread, what it is at and its stack; a minute without a step is `stalled`",
+    seen="`stalled`, exit 3, the thread and `in hangs`; with the lock kept `Timeout (0:00:03)!`",
+)
+def test_a_hang_in_each_kind_of_thread_is_told_with_its_stack(box: Box) -> None:
+    run = training.start(box, resume="none")
+    for thread, doing in (
+        ("loader", "packing row"),
+        ("target-0", "features of row"),
+        ("drafter-0", "backward of row"),
+    ):
+        told = training.log(box, run).count("no thread has moved for")
+        training.fault(box, f"{thread} hang")
+        box.wait_for(
+            lambda n=told: training.log(box, run).count("no thread has moved for") > n, "the watchdog"
+        )
+        box.wait_for(lambda name=thread: f"stack of {name}" in training.log(box, run), "its stack")
+        report = training.log(box, run).rpartition("no thread has moved for")[2]
+        assert re.search(rf"^  {thread}: {doing} \d+, for \d+ s$", report, re.M), report
+        assert "in hangs" in report
+        later = look(box, later_s=61)
+        assert (later.word, later.exit_code) == ("stalled", 3)
+        assert later.causes[:2] == ("stalled", "hung-thread")
+        assert f"{thread}: {doing}" in later.screen
+        done = training.steps(box, run)
+        training.fault(box, "")
+        box.wait_for(lambda n=done: training.steps(box, run) > n + 1, "the next steps")
+        assert look(box).word in ("healthy", "warming-up")
+    training.fault(box, "drafter hold")
+    box.wait_for(lambda: "Timeout (0:00:03)!" in training.log(box, run), "the timer's report")
+    assert "in holds" in training.log(box, run).rpartition("Timeout (0:00:03)!")[2]
+
+
+@fault(
+    "SIGTERM to the trainer, from somebody else than pctrun",
+    promised="the step is finished, a checkpoint is written, nobody is named who was not there",
+    seen="`stopped`, exit 5, `asked to stop by SIGTERM, by nobody on record`",
+)
+@fault(
+    "the container's clock is set, an hour forward or back, in mid-run",
+    promised="no age, no stall and no silence comes of it",
+    seen="`healthy` within two seconds, for as long as it is",
+)
+def test_a_clock_that_is_set_and_then_a_signal_from_outside(box: Box) -> None:
+    run = training.start(box, resume="none")
+    box.wait_for(lambda: look(box).word == "healthy", "a steady step")
+    own = box.python
+    box.python = shifted_python(box)
+    for offset in (3600, -3600):
+        (Path(box.roots["lib"]) / "clock").write_text(str(offset))
+        box.wait_for(lambda: look(box).word == "healthy", "the look after the clock was set", 5)
+        seen = look(box)
+        assert seen.causes == ()
+        assert re.search(r"HEALTHY for \d{1,2}s ", seen.screen), seen.screen
+    (Path(box.roots["lib"]) / "clock").unlink()
+    box.python = own
+    trainer = next(each for each in look(box).run["processes"] if each["role"] == "trainer")
+    os.kill(trainer["pid"], signal.SIGTERM)
+    box.wait_for(lambda: (box.run_dir(run) / "exit.json").exists(), "its end")
+    seen = look(box)
+    assert (seen.word, seen.exit_code) == ("stopped", 5)
+    assert "asked to stop by SIGTERM, by nobody on record" in seen.screen
+    assert seen.run["checkpoints"][-1]["step"] == training.steps(box, run), "no step is lost"
+
+
+def shifted_python(box: Box) -> str:
+    """An interpreter for the agent that reads the same set clock as the trainer."""
+    made = box.base / "shifted"
+    made.write_text(
+        f"#!{sys.executable} -I\n"
+        "import sys, time\n"
+        "honest = time.time\n"
+        f"time.time = lambda: honest() + float(open({box.roots['lib'] + '/clock'!r}).read())\n"
+        "exec(compile(sys.argv[3], 'agent', 'exec'))\n"
+    )
+    made.chmod(0o755)
+    return str(made)
