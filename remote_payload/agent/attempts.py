@@ -159,13 +159,12 @@ class Attempts:
 def end_leftovers(run_dir: str) -> None:
     """SIGKILL what a dead trainer left in the run's scope: it may hold GPU memory, or the lock of its files.
 
-    Our own programs (`python -m agent.…`) stay: they belong to the run, not to the attempt.
+    The notifier stays: it is the run's, not the attempt's.
     """
     ends = time.monotonic() + LEFT_S
     while time.monotonic() < ends:
-        left = [
-            proc for proc in procs.scope(run_dir) if not any(word.startswith("agent.") for word in proc.argv)
-        ]
+        found = procs.roles(procs.scope(run_dir), None)
+        left = [*found.workers, *([found.trainer] if found.trainer else [])]
         if not left:
             return
         for proc in left:
