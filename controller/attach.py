@@ -14,6 +14,7 @@ from controller.errors import NotRunning, Unreachable
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
+from controller.route import route
 
 
 def ssh_argv(box: Box, endpoint: Endpoint, run_id: str) -> list[str]:
@@ -28,7 +29,7 @@ def ssh_argv(box: Box, endpoint: Endpoint, run_id: str) -> list[str]:
         argv += ["-o", f'UserKnownHostsFile="{Path(endpoint.known_hosts).expanduser()}"']
     if endpoint.proxy_jump:
         argv += ["-J", endpoint.proxy_jump]
-    where = f"{endpoint.user}@{endpoint.host}" if endpoint.user else endpoint.host
+    user = endpoint.user or route(endpoint)[-1].user  # as every other command logs in, not as one's own name
     # pct overwrites PATH and leaves out /usr/local/bin; tmux needs a terminal type and a UTF-8 locale.
     inside = [
         *(["sudo", "-n"] if endpoint.sudo else []),
@@ -36,7 +37,7 @@ def ssh_argv(box: Box, endpoint: Endpoint, run_id: str) -> list[str]:
         *(f"TMUX_TMPDIR={box.roots.run}/tmux", f"TERM={_terminal()}", "LC_ALL=C.UTF-8"),
         *("tmux", "-L", "pctrun", "attach", "-t", run_id),
     ]
-    return [*argv, where, shlex.join(inside)]
+    return [*argv, f"{user}@{endpoint.host}", shlex.join(inside)]
 
 
 def plan(box: Box, *, run_id: str = "", only_print: bool = False) -> Plan:

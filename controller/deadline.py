@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Deadline:
     """Seconds.
 
-    `connect`: each of TCP, key exchange, login, and every channel that is opened (Fabric's own limit: 3600).
+    `connect`: each of TCP, key exchange, login, and every channel that is opened (Paramiko's limit: 3600).
     `idle`:    silence of the peer, keepalive answers included, after which it counts as gone.
     `total`:   one whole call, or None where the work decides (a stop has its grace, `--follow` no end).
     """

@@ -1,50 +1,109 @@
-"""Reach a box's host: Fabric's reading of ssh_config, login and jump hosts, with every host key checked."""
+"""Reach a box's host through its jump hosts: every host key checked, every failure named with its hop."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import paramiko
-from fabric import Config, Connection
 
 from controller import hostkeys
 from controller.deadline import Deadline
 from controller.endpoint import Endpoint
 from controller.errors import LoginRefused, Unreachable
+from controller.route import Hop, route
 
 # Without a handler Python prints Paramiko's errors, tracebacks included; what matters of them is in our own.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-def dial(endpoint: Endpoint, deadline: Deadline) -> Connection:
+class _Relay(paramiko.ProxyCommand):
+    """A ProxyCommand that is waited for. Paramiko's own close kills by number, whoever has it by then."""
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def forget(self) -> None:
+        """Close its pipes, once nobody reads them any more."""
+        self.close()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+class Way:
+    """The open connections to a host: its jump hosts', then its own, each through the one before it."""
+
+    def __init__(self) -> None:
+        self._clients: list[paramiko.SSHClient] = []
+        self._relay: _Relay | None = None
+
+    @property
+    def transport(self) -> paramiko.Transport:
+        """That of the last hop."""
+        transport = self._clients[-1].get_transport()
+        assert transport is not None  # it has been connected
+        return transport
+
+    def extend(self, hop: Hop, client: paramiko.SSHClient, endpoint: Endpoint, deadline: Deadline) -> None:
+        """Open one more hop with a `client` that checks its host key; raises what Paramiko raises."""
+        limit = hop.timeout_s or deadline.connect
+        sock: Any = None
+        if hop.command:
+            sock = self._relay = _Relay(hop.command)
+        elif self._clients:
+            through = self.transport
+            sock = through.open_channel("direct-tcpip", (hop.host, hop.port), ("", 0), timeout=limit)
+        self._clients.append(client)
+        client.connect(
+            hop.host,
+            hop.port,
+            hop.user,
+            sock=sock,
+            timeout=limit,
+            banner_timeout=deadline.connect,
+            auth_timeout=deadline.connect,
+            key_filename=list(hop.keys),  # type: ignore[arg-type]  # the stubs know one; it takes a list
+            allow_agent=not endpoint.embedded,
+            look_for_keys=not endpoint.identity_file,
+            transport_factory=_transport,
+        )
+
+    def close(self) -> None:
+        for client in reversed(self._clients):
+            client.close()
+        if self._relay is not None:
+            self._relay.forget()
+
+
+def dial(endpoint: Endpoint, deadline: Deadline) -> Way:
     """Connect, jump hosts first; each is checked and each failure names the hop that failed."""
-    connection = _configure(endpoint, deadline)
-    for hop in reversed(list(_hops(connection))):
-        pin = endpoint.host_key if hop is connection else None
-        hostkeys.guard(hop.client, known_hosts=endpoint.known_hosts, pin=pin)
+    way, hops = Way(), route(endpoint)
+    for hop in hops:
+        client = paramiko.SSHClient()
+        pin = endpoint.host_key if hop is hops[-1] else None
+        hostkeys.guard(client, known_hosts=endpoint.known_hosts, pin=pin)
         began = time.monotonic()
         try:
-            hop.open()
+            way.extend(hop, client, endpoint, deadline)
         except BaseException as error:
-            connection.close()
+            way.close()
             waited = time.monotonic() - began
             raise _open_failure(hop, error, endpoint, deadline, waited) from None
-    return connection
+    return way
 
 
 def _open_failure(
-    hop: Connection, error: BaseException, endpoint: Endpoint, deadline: Deadline, waited: float
+    hop: Hop, error: BaseException, endpoint: Endpoint, deadline: Deadline, waited: float
 ) -> BaseException:
     """What a failure to open means; one that is none of the network's or of SSH's is returned as it is."""
-    where = hop.host if hop.port == 22 else f"{hop.host}:{hop.port}"
+    where, limit = hop.where, hop.timeout_s or deadline.connect
     if _is_of_the_way(error):
-        silent = f"it does not answer within {deadline.connect:g} s"
-        why = silent if waited >= deadline.connect else "the connection broke before the login was done"
+        silent = f"it does not answer within {limit:g} s"
+        why = silent if waited >= limit else "the connection broke before the login was done"
         return Unreachable(f"cannot reach {where}: {why}", "is it up, is the way free?")
     key_mend = "add your public key to its authorized_keys, or set user: or identity_file: in inventory.yaml"
     match error:
@@ -59,9 +118,7 @@ def _open_failure(
         case socket.gaierror():
             return Unreachable(f"no such host name: {hop.host}", "check host: in inventory.yaml")
         case TimeoutError():
-            return Unreachable(
-                f"{where} does not answer within {deadline.connect:g} s", "is it up, is the way free?"
-            )
+            return Unreachable(f"{where} does not answer within {limit:g} s", "is it up, is the way free?")
         case paramiko.ssh_exception.NoValidConnectionsError():
             return Unreachable(f"{where} refuses the connection", "is it up, is port: right?")
         case OSError() | EOFError() | ValueError() | paramiko.SSHException():
@@ -79,38 +136,6 @@ def _is_of_the_way(error: BaseException) -> bool:
     return lost or isinstance(error, EOFError)
 
 
-def _configure(endpoint: Endpoint, deadline: Deadline) -> Connection:
-    """A Fabric connection, not yet open; for the embedded box without the person's SSH configuration."""
-    login = {
-        "banner_timeout": deadline.connect,
-        "auth_timeout": deadline.connect,
-        "channel_timeout": deadline.connect,  # a jump host's channel to the next hop: else an hour
-        "key_filename": _identity(endpoint),
-        "allow_agent": not endpoint.embedded,
-        "look_for_keys": not endpoint.identity_file,
-        "transport_factory": _transport,
-    }
-    config = Config(
-        overrides={"user": "root", "connect_kwargs": login, "timeouts": {"connect": deadline.connect}},
-        ssh_config=paramiko.SSHConfig() if endpoint.embedded else None,
-    )
-    connection = Connection(
-        endpoint.host,
-        user=endpoint.user,
-        port=endpoint.port,
-        config=config,
-        gateway=_gateway(endpoint, config),
-    )
-    for hop in _hops(connection):
-        # Fabric adds the IdentityFile lines of ssh_config; Paramiko breaks on one that is missing.
-        keys = dict(hop.connect_kwargs).get("key_filename") or []
-        hop.connect_kwargs = {
-            **hop.connect_kwargs,
-            "key_filename": [key for key in keys if Path(key).is_file()],
-        }
-    return connection
-
-
 def _transport(sock: Any, **options: Any) -> paramiko.Transport:
     """Sent at once, as OpenSSH does. Paramiko leaves Nagle's algorithm on, and then key exchange and login
     wait for a delayed acknowledgement each: 40 ms on Linux. AES-GCM first, which Paramiko offers last:
@@ -122,34 +147,3 @@ def _transport(sock: Any, **options: Any) -> paramiko.Transport:
     offered = transport.get_security_options()
     offered.ciphers = sorted(offered.ciphers, key=lambda name: "gcm" not in name)
     return transport
-
-
-def _identity(endpoint: Endpoint) -> list[str]:
-    if not endpoint.identity_file:
-        return []
-    path = Path(endpoint.identity_file).expanduser()
-    if not path.is_file():
-        raise LoginRefused(f"no key file {path}", "check identity_file: in inventory.yaml")
-    return [str(path)]
-
-
-def _gateway(endpoint: Endpoint, config: Config) -> Connection | bool | None:
-    """The last jump host, reached through those before it. None leaves ProxyCommand to Fabric.
-
-    Fabric takes `ProxyJump none` for a host name (fabric#2354).
-    """
-    jumps = endpoint.proxy_jump or config.base_ssh_config.lookup(endpoint.host).get("proxyjump")
-    if not jumps:
-        return None
-    if jumps.lower() == "none":
-        return False
-    last: Connection | None = None
-    for jump in jumps.split(","):
-        last = Connection(jump.strip(), config=config.clone(), gateway=last or False)
-    return last
-
-
-def _hops(connection: Connection) -> Iterator[Connection]:
-    while isinstance(connection, Connection):
-        yield connection
-        connection = connection.gateway

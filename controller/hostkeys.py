@@ -1,4 +1,4 @@
-"""Host keys are checked before anything is sent; Fabric alone would accept any (fabric#2071)."""
+"""Host keys are checked before anything is sent: pinned, or known; there is no trust on first use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One SSH connection whose commands always end, and whose bytes flow both ways at the speed of the channel.
 
-Fabric's own `run` is not used: it captures in quadratic time (20 MB: 53 s), opens channels without a limit
-and hangs on a dead peer.
+Paramiko's channels are driven here, not by a runner on top of them: those that there are capture in quadratic
+time (20 MB: 53 s), open channels without a limit and hang on a dead peer.
 """
 
 from __future__ import annotations

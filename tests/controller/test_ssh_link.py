@@ -362,3 +362,31 @@ def test_names_users_ports_and_keys_of_ssh_config_are_used(
 def test_small_packets_leave_at_once(link: Link) -> None:
     """With Nagle's algorithm key exchange and login wait 40 ms each for an acknowledgement."""
     assert link._transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+RELAY = """
+import os, select, socket, sys
+line = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+while True:
+    for end in select.select([0, line], [], [])[0]:
+        data = os.read(0, 65536) if end == 0 else line.recv(65536)
+        if not data:
+            sys.exit()
+        line.sendall(data) if end == 0 else os.write(1, data)
+"""
+
+
+def test_a_proxy_command_of_ssh_config_is_the_way(
+    embedded: sandbox.Endpoint, real_box: Callable[..., Box], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / "relay.py").write_text(RELAY)
+    relay = f"{sys.executable} {tmp_path}/relay.py 127.0.0.1 {embedded.port}"
+    (tmp_path / ".ssh" / "config").write_text(f"Host pve-behind\n  ProxyCommand {relay}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    link = Link(resolve(real_box(host="pve-behind", port=None)))
+    assert run(link, "cat", feed=[bytes(MIB)]) == (0, bytes(MIB), b"")
+    link.close()
+    (tmp_path / ".ssh" / "config").write_text("Host pve-behind\n  ProxyCommand /nowhere/relay\n")
+    with pytest.raises(Unreachable, match="cannot reach pve-behind"):
+        Link(resolve(real_box(host="pve-behind", port=None)))
