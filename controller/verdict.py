@@ -94,7 +94,7 @@ def judge(
     run = snapshot.get("run")
     if not run:
         return Verdict("not-running", "no run yet")
-    if run.get("exit"):
+    if (run.get("exit") or {}).get("reason"):
         return _ended(snapshot, run, run["exit"])
     trainer = _alive(run, "trainer")
     if trainer is None:
@@ -146,12 +146,12 @@ def _without_trainer(snapshot: Json, run: Json) -> Verdict:
     created = record.get("created")
     now, phase = snapshot["now"], state.get("phase")
     supervisor = _alive(run, "supervisor")
-    young = created is not None and now - created < LAUNCH_S
+    young = created is not None and abs(now - created) < LAUNCH_S  # a clock may be set back
     if supervisor and attempts.pending(run):
         return _between_attempts(snapshot, run)
     if supervisor and (not state or (young and phase == "starting")):  # the state may be newer than the look
         return Verdict("starting", "the supervisor is up, the trainer is about to be", created)
-    if young and not state:
+    if young and not state and not run.get("metrics"):
         return Verdict("starting", "launched, no process yet", created)
     if supervisor and attempts.limit(run) and phase not in ("finished", "stopped"):
         return Verdict("degraded", "the trainer is gone, its supervisor is about to say what follows")
@@ -159,13 +159,16 @@ def _without_trainer(snapshot: Json, run: Json) -> Verdict:
         # It writes the exit file within a moment, unless it is suspended.
         why = f"the supervisor (pid {supervisor['pid']}) has not written yet how the trainer ended"
     else:
-        why = "the supervisor was gone before it, so there is no exit file; its last state says so"
+        why = "no exit file can be read (its supervisor was gone first); its last state says so"
     if phase in ("finished", "stopped"):
         # A trainer that ended in order: its own last word is the truth.
         return Verdict(phase, f"at step {state.get('step') or 0}", state.get("heartbeat"), (why,))
     where = f"in phase {phase} at step {state.get('step') or 0}" if phase else "before its first state"
     if not supervisor:
-        why = "neither the supervisor nor the trainer lives and there is no exit file"
+        why = "neither the supervisor nor the trainer lives, and no exit file can be read"
+        booted, seen = snapshot.get("booted"), state.get("heartbeat") or created
+        if booted and seen and booted > seen:
+            why = f"the container was started anew {words.age(now - booted)} ago: its stop ended the run"
         if attempts.limit(run):
             why += ": nothing starts it again"
     found = [Cause("vanished", why), *crash.explain(snapshot, run, {}, "")]

@@ -57,7 +57,7 @@ def run(call: Call) -> dict[str, Any]:
 def _make(call: Call, release: str, manifest: list[Json], python: str, previous: str | None) -> Json:
     """Build the release in a folder of its own and move it into place; a failure leaves nothing of it."""
     roots = call.roots
-    _check_room(roots, sum(file["bytes"] for file in manifest))
+    _check_room(roots, manifest)
     sources = unpack.find_copies(roots, manifest)
     want = [file for file in manifest if file["path"] not in sources]
     if want:
@@ -134,8 +134,16 @@ def switch(roots: Roots, release: str, previous: str | None) -> None:
     unpack.sync_folder(roots.opt)
 
 
-def _check_room(roots: Roots, size: int) -> None:
+def _check_room(roots: Roots, manifest: list[Json]) -> None:
     room = os.statvfs(roots.releases)
+    files = 2 * len(manifest)  # byte code, and a folder now and then
+    if room.f_files and room.f_favail < files:  # 0 of 0: they are not counted (btrfs)
+        raise Refusal(
+            "disk",
+            f"{roots.releases} has {room.f_favail} inodes free, this release needs {files}",
+            "remove small files from that disk, many of them",
+        )
+    size = sum(file["bytes"] for file in manifest)
     free, needed = room.f_bavail * room.f_frsize, int(size * 1.2)  # byte code and block rounding
     if free < needed:
         raise Refusal(

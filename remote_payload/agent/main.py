@@ -102,10 +102,24 @@ def load(verb: str) -> ModuleType:
 def _system_error(error: OSError) -> dict[str, Any]:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" while writing {error.filename}" if error.filename else ""
+        if error.errno == errno.ENOSPC and error.filename and _out_of_inodes(str(error.filename)):
+            hint = "remove small files there, many of them"
+            return {"kind": "disk", "message": f"no inode left on the disk{where}", "hint": hint}
         return {"kind": "disk", "message": f"no space left on the disk{where}", "hint": "free some space"}
     if error.errno == errno.EROFS:
         return {"kind": "disk", "message": f"the file system of {error.filename} is read-only", "hint": ""}
     return _internal(error)
+
+
+def _out_of_inodes(path: str) -> bool:
+    """Whether it is files, and not bytes, for which the file system has no room."""
+    while not os.path.isdir(path) and path != "/":
+        path = os.path.dirname(path)
+    try:
+        room = os.statvfs(path)
+    except OSError:
+        return False
+    return room.f_files > 0 and room.f_favail == 0  # 0 of 0: they are not counted (btrfs)
 
 
 def _internal(error: Exception) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any, Iterator, NamedTuple
 
 RUN_ID = "PCTRUN_RUN_ID"
@@ -72,6 +73,15 @@ def look(pid: int) -> Proc | None:
     )
 
 
+def booted() -> float | None:
+    """When the container was started, in epoch seconds of its clock; None where process 1 is hidden."""
+    init = look(1)
+    if init is None:
+        return None
+    up_s = time.clock_gettime(time.CLOCK_BOOTTIME) - init.start / os.sysconf("SC_CLK_TCK")
+    return time.time() - up_s
+
+
 def environment(pid: int) -> dict[str, str]:
     """The environment that the process was started with."""
     pairs = read_proc(pid, "environ").decode("utf-8", "surrogateescape").split("\0")
@@ -114,7 +124,7 @@ def roles(procs: list[Proc], state: dict[str, Any] | None) -> Roles:
     """
     supervisor = next((proc for proc in procs if "agent.supervise" in proc.argv), None)
     notifier = next((proc for proc in procs if NOTIFIER in proc.argv), None)
-    rest = [proc for proc in procs if proc is not supervisor and proc is not notifier]
+    rest = [proc for proc in procs if proc is not supervisor and NOTIFIER not in proc.argv]
     if supervisor:
         trainer = next((proc for proc in rest if proc.ppid == supervisor.pid), None)
     else:

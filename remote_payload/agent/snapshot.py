@@ -45,6 +45,7 @@ def run(call: Call) -> dict[str, Any]:
     chosen = args["run"] or (all_ids[0] if all_ids else None)
     facts: dict[str, Any] = {
         "now": time.time(),
+        "booted": procs.booted(),
         "hostname": os.uname().nodename,
         "python": "{}.{}.{}".format(*sys.version_info),
         "release": {

@@ -22,6 +22,7 @@ from agent import (
     runs,
     secrets,
     tmux,
+    unpack,
 )
 from agent.call import Args, Call, Json, Refusal, Roots
 from agent.files import read_json, size_words, tail_lines, write_json
@@ -72,6 +73,13 @@ def prepare(call: Call) -> Plan:
         raise Refusal("no-release", f"no release in {roots.opt}", "invoke deploy")
     release = releases.named(roots, args["release"] or "current")
     release_dir = releases.folder(roots, release)
+    edited = unpack.differences(release_dir, releases.manifest(release_dir))
+    if edited:
+        raise Refusal(
+            "verify",
+            f"release {release} was changed by hand: {edited[0]}",
+            "invoke deploy, or name another with --release: what runs must be what its name says",
+        )
     python = interpreter.find_python(args["python"])
     secrets.check(call, taken=_environment(python, "", "", ""))
     notifying.check(call, python)
