@@ -64,7 +64,7 @@ def suspended(trainer: Json) -> Iterator[Cause]:
 
 
 def _record(run: Json) -> Iterator[Cause]:
-    if run.get("record") is None:
+    if (run.get("record") or {}).get("id") is None:
         says = "its run.json is gone or damaged, perhaps its whole folder: what it does now may be lost"
         yield Cause("record-lost", says, "invoke abort, find out who removed it, invoke restart")
 
