@@ -156,6 +156,12 @@ def rollback(on: On, release: str = "") -> None:
     on("rollback", release=release)
 
 
+@box_task(yes="do not ask")
+def unlock(on: On, yes: bool = False) -> None:
+    """End another operator's command that holds a box."""
+    on("unlock", one_at_a_time=True, yes=yes)
+
+
 @box_task(quick="without the kernel proof, which takes a minute or two with a cold cache")
 def doctor(on: On, quick: bool = False) -> None:
     """Check all from here to the GPU, each with its mend."""
@@ -169,7 +175,21 @@ def boxes(on: On) -> None:
 
 
 namespace = Collection(
-    deploy, restart, status, abort, logs, exec_, attach, wait, watch, fetch, plot, rollback, doctor, boxes
+    deploy,
+    restart,
+    status,
+    abort,
+    logs,
+    exec_,
+    attach,
+    wait,
+    watch,
+    fetch,
+    plot,
+    rollback,
+    unlock,
+    doctor,
+    boxes,
 )
 for group in (sandbox, runs, env):
     namespace.add_collection(group)

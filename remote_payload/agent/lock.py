@@ -87,6 +87,6 @@ def _locked(path: str) -> Refusal:
     return Refusal(
         "locked",
         f"{name} holds this box{age} with {holder.get('verb', 'a change')} (pid {holder.get('pid', '?')})",
-        "wait until it has ended; the lock goes with its process",
+        "wait until it has ended; invoke unlock ends it if it hangs",
         owner=holder,
     )

@@ -28,6 +28,7 @@ VERBS = {
     "pin": "agent.pin",
     "rollback": "agent.rollback",
     "watch": "agent.watch",
+    "unlock": "agent.unlock",
     "wheels": "agent.wheelhouse",
     "env-build": "agent.env_build",
     "env-list": "agent.env_list",

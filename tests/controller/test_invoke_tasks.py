@@ -58,7 +58,7 @@ def test_the_list_is_a_front_page(invoke: Invoke) -> None:
     lines = [line for line in listed.stdout.splitlines()[2:] if line.strip()]
     assert [line.split()[0] for line in lines] == [
         *("abort", "attach", "boxes", "deploy", "doctor", "exec", "fetch", "logs", "plot"),
-        *("restart", "rollback", "status", "wait", "watch"),
+        *("restart", "rollback", "status", "unlock", "wait", "watch"),
         *("env.build", "env.diff", "env.list", "env.prune", "env.use"),
         *("runs.diff", "runs.list", "runs.pin", "runs.prune", "runs.show"),
         *("sandbox.down", "sandbox.model", "sandbox.status", "sandbox.up"),

@@ -34,6 +34,7 @@ from controller import (
     runs_prune,
     runs_show,
     status,
+    unlock,
     wait,
     watch,
 )
@@ -92,6 +93,7 @@ PLANS: dict[str, tuple[Any, Box, dict[str, Any]]] = {
     "env-use": (env_use, LAB, {"env": "previous"}),
     "env-diff": (env_diff, LAB, {"first": "previous", "second": "current"}),
     "env-prune": (env_prune, LAB, {"keep": 2}),
+    "unlock": (unlock, LAB, {}),
     "wait": (wait, LAB, {"until": "finished", "timeout_s": 60}),
 }
 
