@@ -107,6 +107,7 @@ class House:
             "python": self.endpoint.python,
             "recipe": "tiny",
             "grace_s": 4,
+            "overrides": {"save_every": 5},
             **changes,
         }
         text = json.dumps({"default": "lab", "boxes": self.inventory})  # which is YAML, too
@@ -161,20 +162,24 @@ class House:
     def file(self, run: str, name: str) -> dict[str, Any]:
         return json.loads((self.runs / run / name).read_text())
 
+    def pids(self) -> list[int]:
+        """The container's processes as the host counts them, without its init."""
+        found, init = [], self.init
+        space = Path(f"/proc/{init}/ns/pid").readlink()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and (entry / "ns/pid").readlink() == space:
+                    found.append(int(entry.name))
+        return sorted(set(found) - {init})
+
     def alive(self) -> dict[str, list[int]]:
         """Run id -> the host's ids of its processes, by the marker in their environment."""
         found: dict[str, list[int]] = {}
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                pairs = (entry / "environ").read_bytes().split(b"\0")
-                space = str((entry / "ns/pid").readlink())
-            except OSError:
-                continue
-            marks = [pair[len(MARK) :].decode() for pair in pairs if pair.startswith(MARK)]
-            if marks and space == self.space:
-                found.setdefault(Path(marks[0]).name, []).append(int(entry.name))
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                for mark in [pair for pair in pairs if pair.startswith(MARK)]:
+                    found.setdefault(Path(mark[len(MARK) :].decode()).name, []).append(pid)
         return found
 
     @property
@@ -183,10 +188,6 @@ class House:
         pid = sandbox.status().container_pid
         assert pid is not None
         return pid
-
-    @property
-    def space(self) -> str:
-        return str(Path(f"/proc/{self.init}/ns/pid").readlink())
 
     def change_payload(self, size: int = 0) -> str:
         """Another payload than any before, with `size` bytes that no zip makes smaller; its release."""

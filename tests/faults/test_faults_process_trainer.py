@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -133,3 +134,54 @@ def shifted_python(box: Box) -> str:
     )
     made.chmod(0o755)
     return str(made)
+
+
+@fault(
+    "one bit of a checkpoint's weights flips on the disk",
+    promised="the checkpoint before it is resumed, and every status of the run says so",
+    seen="`is not what was written: its checksum differs`, `resumed at step`",
+    part="files",
+)
+@fault(
+    "every checkpoint of a run is damaged",
+    promised="no training on damaged weights and no silent start from nothing: a refusal with the mend",
+    seen="`crashed`, exit 4: `no earlier one is whole: start again with --from-scratch`",
+    part="files",
+)
+def test_a_flipped_bit_in_the_weights(box: Box) -> None:
+    run = training.start(box, resume="none")
+    box.wait_for(lambda: len(look(box).run["checkpoints"]) >= 2, "two checkpoints")
+    box.call("stop")
+    older, newest = (Path(each["path"]) for each in look(box).run["checkpoints"][-2:])
+    flip(newest / "model.safetensors")
+    again = training.start(box)
+    seen = look(box)
+    assert seen.run["record"]["resume_from"]["path"] == str(newest)
+    first = json.loads((box.run_dir(again) / "metrics.jsonl").read_text().partition("\n")[0])
+    assert first["step"] == step_of(older) + 1
+    screen = " ".join(seen.screen.split())
+    assert f"resumed at step {step_of(older)} instead" in screen
+    assert "model.safetensors is not what was written: its checksum differs" in screen
+    box.call("stop")
+    for path in (
+        *box.run_dir(run).glob("checkpoints/step-*"),
+        *box.run_dir(again).glob("checkpoints/step-*"),
+    ):
+        flip(path / "optimizer.safetensors")
+    run = box.call("start", recipe="tiny", overrides=training.LONG, python=box.python).result["run"]
+    box.wait_for(lambda: (box.run_dir(run) / "exit.json").exists(), "its end", 60)
+    seen = look(box)
+    assert (seen.word, seen.exit_code, seen.causes) == ("crashed", 4, ("refused",))
+    assert "no earlier one is whole: start again with --from-scratch" in " ".join(seen.screen.split())
+    assert "Traceback" not in training.log(box, run)
+
+
+def flip(path: Path) -> None:
+    """One bit in the middle of the file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.partition("-")[2])

@@ -8,6 +8,7 @@ from typing import Any
 from tests.agent.conftest import Box
 from tests.trainer.conftest import make_release, make_target
 
+LONG = {"train.steps": 100_000, "train.checkpoint_every": 5}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -30,10 +31,9 @@ def deploy(box: Box) -> None:
     assert box.deploy(files).result["outcome"] == "deployed"
 
 
-def start(box: Box, overrides: dict[str, Any] | None = None, **args: Any) -> str:
+def start(box: Box, **args: Any) -> str:
     """Begin a run that does not end by itself, and wait for its first steps; its id."""
-    wanted = {"train.steps": 100_000, "train.checkpoint_every": 5, **(overrides or {})}
-    answer = box.call("start", recipe="tiny", overrides=wanted, python=box.python, **args)
+    answer = box.call("start", recipe="tiny", overrides=LONG, python=box.python, **args)
     run = str(answer.result["run"])
     box.wait_for(lambda: steps(box, run) >= 3, "its first steps", 120)
     return run
