@@ -43,6 +43,11 @@ def main(opinion: Opinion) -> int:
     run_dir = sys.argv[-1]
     wish = json.loads(sys.stdin.readline())
     os.nice(19)
+    for name in (
+        procs.RUN_ID,
+        procs.RUN_DIR,
+    ):  # what a look starts is none of the run's: a stop must not meet it
+        os.environ.pop(name, None)
     watcher = Watcher(run_dir, wish, opinion)
     watcher.write()
     attended = True
@@ -52,7 +57,10 @@ def main(opinion: Opinion) -> int:
         else:
             time.sleep(min(1.0, watcher.look_s))  # nobody says any more when it is over
         over = watcher.over()  # before the look: what is written after it belongs to the next one
-        watcher.look()
+        try:
+            watcher.look()
+        except Exception as error:  # a disk that fails for a moment, a defect of ours: the next look may do
+            watcher.note_failure("", [f"a look failed: {type(error).__name__}"])
         if over:
             return 0
 
@@ -87,7 +95,11 @@ class Watcher:
         failures = self.opinion.send(self.urls, self.opinion.message(self.box, verdict, facts))
         if len(failures) < len(self.urls):
             self.sent = [*self.sent, {"word": verdict.word, "at": time.time()}][-KEPT:]
-        self.failed = {"word": verdict.word, "at": time.time(), "texts": failures} if failures else None
+        self.note_failure(verdict.word, failures)
+
+    def note_failure(self, word: str, texts: "list[str]") -> None:
+        """Remember what did not get out, or that all did."""
+        self.failed = {"word": word, "at": time.time(), "texts": texts} if texts else None
         self.write()
 
     def write(self) -> None:

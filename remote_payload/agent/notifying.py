@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import subprocess
+import threading
 import zlib
 from typing import Any
 
@@ -92,6 +93,7 @@ def begin(run_dir: str, facts: Json, private: Json | None) -> subprocess.Popen[b
     with contextlib.suppress(OSError):  # it may be dead already
         _stdin(child).write(json.dumps(wish).encode() + b"\n")
         _stdin(child).flush()
+    threading.Thread(target=child.wait, daemon=True).start()  # one that dies early is no zombie
     return child
 
 

@@ -142,7 +142,9 @@ def checkpoints(run_dir: str) -> list[dict[str, Any]]:
 def processes(found: list[procs.Proc], state: dict[str, Any] | None) -> list[dict[str, Any]]:
     """A run's processes with their roles: `{pid, role, state, rss_bytes, threads}`."""
     known = procs.roles(found, state)
-    named = {known.supervisor: "supervisor", known.trainer: "trainer", known.notifier: "notifier"}
+    named = {known.supervisor: "supervisor", known.trainer: "trainer"}
+    # also a copy of it that is about to become nvidia-smi
+    named.update({proc: "notifier" for proc in found if procs.NOTIFIER in proc.argv})
     return [
         {
             "pid": proc.pid,

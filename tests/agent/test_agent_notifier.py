@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +95,26 @@ def test_a_stop_is_no_news_and_no_later_for_the_notifier(ready: Any, inbox: Inbo
     assert inbox.got == []
 
 
+def test_what_its_looks_start_is_no_part_of_the_run(ready: Any, inbox: Inbox) -> None:
+    """A hung nvidia-smi would otherwise be a survivor of every stop."""
+    folder = ready.base / "bin"
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 600\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    ready.environment["PATH"] = f"{folder}:{ready.environment['PATH']}"
+    ready.private = wish(address(inbox))
+    run = ready.start(recipe=LONG).result["run"]
+    notifier = role(ready, run, "notifier")
+    child = ready.wait_for(
+        lambda: next((p for p in map(procs.look, procs.pids()) if p and p.ppid == notifier.pid), None),
+        "a look's child",
+    )
+    assert procs.RUN_DIR not in procs.environment(child.pid)
+    answer = ready.call("stop").result
+    assert (answer["killed"], answer["survivors"]) == ([], [])
+    os.kill(child.pid, signal.SIGKILL)
+
+
 def test_a_run_without_its_supervisor_is_still_watched(ready: Any, inbox: Inbox) -> None:
     ready.private = wish(address(inbox))
     run = ready.start(recipe=LONG).result["run"]
@@ -129,8 +150,10 @@ def test_no_way_out_is_written_down_and_given_up(ready: Any, inbox: Inbox) -> No
 def test_a_notifier_that_dies_leaves_the_run_alone(ready: Any, inbox: Inbox) -> None:
     ready.private = wish(address(inbox))
     run = ready.start(recipe=LONG).result["run"]
-    os.kill(role(ready, run, "notifier").pid, signal.SIGKILL)
+    notifier = role(ready, run, "notifier")
+    os.kill(notifier.pid, signal.SIGKILL)
     step = ready.file(run, "state.json")["step"]
+    ready.wait_for(lambda: not Path(f"/proc/{notifier.pid}").exists(), "no zombie is left")
     ready.wait_for(lambda: ready.file(run, "state.json")["step"] > step + 5, "training goes on")
     assert ready.call("stop").result["outcome"] == "stopped"
     assert inbox.got == []
