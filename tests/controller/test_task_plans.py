@@ -132,6 +132,21 @@ def test_a_plan_is_data_as_well(offline: None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("of_the_box", "typed", "times"),
+    [(0, None, 0), (0, True, 3), (0, "5", 5), (2, None, 2), (2, True, 2), (2, "0", 0)],
+)
+def test_how_often_a_crash_is_tried_again(of_the_box: int, typed: str | bool | None, times: int) -> None:
+    box = Box(name="lab", host="pve1", vmid=201, recipe="r", auto_restart=of_the_box)
+    assert restart.plan(box, auto_restart=typed).steps[0].args["auto_restart"] == times
+
+
+@pytest.mark.parametrize("typed", ["x", "-1", "101", "3.5", ""])
+def test_a_wrong_number_of_restarts_is_one_line(typed: str) -> None:
+    with pytest.raises(Usage, match="--auto-restart wants a number of 0 to 100"):
+        restart.plan(LAB, auto_restart=typed)
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [
         ("a=1", 1),
