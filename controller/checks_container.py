@@ -122,6 +122,9 @@ def _recipe(facts: Json) -> Iterator[Check]:
     if recipe["model_bytes"] is None:
         mend = "put the target model there, or name another: target.model in the recipe"
         yield failed(PAYLOAD, "model", f"no folder {recipe['model']} in the container", mend)
+    elif recipe.get("model_closed"):
+        mend = "chmod -R a+rX it on the host: an unprivileged container's root is nobody there"
+        yield failed(PAYLOAD, "model", f"the container's root may not read {recipe['model_closed']}", mend)
     else:
         yield ok(PAYLOAD, "model", f"{recipe['model']}, {words.size(recipe['model_bytes'])}")
 

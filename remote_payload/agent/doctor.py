@@ -94,7 +94,13 @@ def _recipe(args: Json, release_dir: str | None) -> Json:
         model = os.path.join(release_dir, str(found.get("model")))
         size = files.tree_bytes(model, CACHES_S)[0] if os.path.isdir(model) else None
         wanted = ("name", "checkpoint_bytes", "budget")
-        return {**{key: found.get(key) for key in wanted}, "model": model, "model_bytes": size}
+        closed = files.closed_to_us(model) if size is not None else None
+        return {
+            **{key: found.get(key) for key in wanted},
+            "model": model,
+            "model_bytes": size,
+            "model_closed": closed,
+        }
 
     return _tried(look)
 

@@ -65,6 +65,18 @@ def tree_bytes(path: str, limit_s: float = math.inf) -> tuple[int, bool]:
     return total, True
 
 
+def closed_to_us(folder: str) -> str | None:
+    """The first folder or file in `folder` that we may not read, or None. Root may be refused, too: what lies
+    on the host belongs to nobody in an unprivileged container."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return folder
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and not os.access(path, os.R_OK):
+            return path
+    return None
+
+
 def remove_quietly(path: str) -> None:
     try:
         os.unlink(path)

@@ -25,7 +25,7 @@ from agent import (
     unpack,
 )
 from agent.call import Args, Call, Json, Refusal, Roots
-from agent.files import read_json, size_words, tail_lines, write_json
+from agent.files import closed_to_us, read_json, size_words, tail_lines, write_json
 
 ARGS: Args = {
     "recipe": (str, None, "a name under recipes/, or a YAML file of the container"),
@@ -91,6 +91,13 @@ def prepare(call: Call) -> Plan:
             "no-model",
             f"the model folder {model} is not in the container",
             "put the target model there, or name another: --set target.model=FOLDER",
+        )
+    closed = closed_to_us(os.path.join(release_dir, model))
+    if closed:
+        raise Refusal(
+            "no-model",
+            f"root of the container may not read {closed}",
+            "chmod -R a+rX the model's folder on the host: an unprivileged container's root is nobody there",
         )
     os.makedirs(roots.runs, exist_ok=True)
     room = os.statvfs(roots.runs)

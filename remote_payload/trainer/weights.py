@@ -102,6 +102,8 @@ def _header(shard: Path) -> list[Stored]:
         ends = max((entry["data_offsets"][1] for entry in head.values()), default=0)
     except FileNotFoundError:
         raise Refusal(f"{shard} is missing: fetch the model again") from None
+    except PermissionError:
+        raise Refusal(f"{shard} may not be read by us: chmod -R a+rX its folder") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refusal(
             f"{shard} cannot be read as safetensors ({type(error).__name__}): fetch it again"
