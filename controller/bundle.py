@@ -1,7 +1,7 @@
 """The agent travels with each request: nothing is installed in a container, nothing there goes stale.
 
 Only what the verb needs travels: the modules that it imports, and those that they import. The whole agent is
-240 KiB of text; the part that a status needs deflates to 22 KiB, 20 ms on a line of 10 Mbit/s.
+240 KiB of text; the part that a status needs deflates to 27 KiB, 22 ms on a line of 10 Mbit/s.
 """
 
 from __future__ import annotations

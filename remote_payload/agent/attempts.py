@@ -12,7 +12,7 @@ import signal
 import time
 from typing import Any, Callable, NamedTuple
 
-from agent import procs, runs, shapes
+from agent import procs, runs
 from agent.call import Json
 from agent.files import ATTEMPT, last_traceback, number, read_json, write_json
 
@@ -27,18 +27,6 @@ _MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|MemoryError|Cannot allocate memory"
 )
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+(?:[.:]\d+)*")  # numbers and addresses: no part of what failed
-_SHAPE = {
-    "limit": float,
-    "restarted": float,
-    "given_up": str,
-    "crashes": [
-        {
-            **dict.fromkeys(("at", "step", "code", "again_at"), float),
-            **dict.fromkeys(("signal", "says", "failure"), str),
-            "resume": {"step": float, "path": str},
-        }
-    ],
-}
 
 
 class Crash(NamedTuple):
@@ -48,12 +36,6 @@ class Crash(NamedTuple):
     says: str
     failure: str
     text: str  # the exception, or the end of the log: what is looked through for a cause
-
-
-def read(run_dir: str) -> Json | None:
-    """`attempts.json`; None for a run that has not crashed or may not be tried again."""
-    found: Json | None = shapes.sound(read_json(os.path.join(run_dir, NAME)), _SHAPE)
-    return found
 
 
 def why_not(crash: Crash, before: list[Crash], end: Json, limit: int, free_bytes: float) -> str:

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from agent import attempts, metrics, procs, provenance, runs, shapes, snapshot
+from agent import metrics, procs, provenance, runs, shapes, snapshot
 from agent.call import Args, Call, Json, Roots
 from agent.files import read_json, tail_objects
 
@@ -54,7 +54,7 @@ def entry(roots: Roots, run_id: str, marked: dict[str, list[procs.Proc]], args: 
         "state": state,
         "exit": read("exit.json", shapes.EXIT),
         "stop": read("stop.json", shapes.STOP),
-        "attempts": attempts.read(path),
+        "attempts": read("attempts.json", shapes.ATTEMPTS),
         "pin": read_json(os.path.join(path, runs.PIN)),
         "metrics": [
             {key: line[key] for key in _KEPT if key in line} for line in lines if line.get("step") is not None

@@ -17,6 +17,8 @@ RECORD = {
     "recipe": str,
     "resume_from": _PLACE,
     "gpus": {"count": float, "names": {}, "driver": str},
+    "secrets": [str],
+    "notify": {"when": [str], "addresses": float},
 }
 STATE = {
     "pid": int,
@@ -46,6 +48,18 @@ STATE = {
 METRICS = {
     **dict.fromkeys(("step", "time", "loss", "lr", "grad_norm", "tokens", "step_s", "tau"), float),
     "compile": bool,
+}
+ATTEMPTS = {
+    "limit": float,
+    "restarted": float,
+    "given_up": str,
+    "crashes": [
+        {
+            **dict.fromkeys(("at", "step", "code", "again_at"), float),
+            **dict.fromkeys(("signal", "says", "failure"), str),
+            "resume": {"step": float, "path": str},
+        }
+    ],
 }
 STOP = {"at": float, "reason": str, "operator": {"user": str, "host": str}}
 EXIT = {"at": float, "code": float, "signal": str, "reason": str, "detail": str}

@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from agent import (
-    attempts,
     baseline,
     gpu,
     kernel_log,
@@ -120,7 +119,7 @@ def _run(
         "state": state,
         "exit": read("exit.json", shapes.EXIT),
         "stop": read("stop.json", shapes.STOP),
-        "attempts": attempts.read(path),
+        "attempts": read("attempts.json", shapes.ATTEMPTS),
         "notify": notifying.read(path),
         "metrics": [line for line in metrics if line.get("step") is not None],
         "checkpoints": checkpoints(path),

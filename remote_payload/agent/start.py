@@ -9,7 +9,6 @@ import time
 from typing import Any, NamedTuple
 
 from agent import (
-    attempts,
     cache,
     gpu,
     interpreter,
@@ -38,7 +37,7 @@ ARGS: Args = {
     **kernels.ALLOW,
     "grace_s": (float, None, "seconds that a later stop gives the trainer; without it 120"),
     "auto_restart": (int, 0, "how often a crash is tried again; see agent/attempts.py"),
-    "backoff_s": (float, attempts.BACKOFF_S, "seconds until the first time, twice as many until the next"),
+    "backoff_s": (float, None, "seconds until the first time, twice as many until the next; without it 15"),
     "first_state_s": (float, 180.0, "seconds to wait for the first state"),
 }
 SPAWN_S = 10.0  # seconds in which the supervisor must have appeared

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from agent import attempts, gpu, kernel_log, lock, logtimes, metrics, notifying, procs, runs, shapes, snapshot
+from agent import gpu, kernel_log, lock, logtimes, metrics, notifying, procs, runs, shapes, snapshot
 from agent.call import Args, Call, Json
 from agent.files import number, read_json
 from agent.frames import ReaderGone
@@ -114,7 +114,7 @@ class _Watch:
             "id": run_id,
             "state": state,
             "stop": shapes.sound(read_json(os.path.join(path, "stop.json")), shapes.STOP),
-            "attempts": attempts.read(path),
+            "attempts": shapes.sound(read_json(os.path.join(path, "attempts.json")), shapes.ATTEMPTS),
             "processes": snapshot.processes(marked.get(path, []), state),
             "notify": notifying.read(path),
             "metrics": [line for line in lines if line is not None and line.get("step") is not None],
