@@ -24,7 +24,11 @@ MUST_MATCH = ("config_hash", "data_sha256")
 
 
 class Damaged(Refusal):
-    """A checkpoint that is not what was written; an earlier one may be."""
+    """A checkpoint that is not what was written; an earlier one may be. `reason`: how, without its path."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"checkpoint {path} is {reason}: resume from another one")
+        self.reason = f"{path.name} is {reason}"
 
 
 def save(
@@ -138,9 +142,9 @@ def check(path: Path, config: dict[str, Any]) -> int:
         if step < 1:
             raise ValueError(f"step {step}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise Damaged(f"checkpoint {path} is not whole ({error}): resume from another one") from None
+        raise Damaged(path, f"not whole ({error})") from None
     if wrong:
-        raise Damaged(f"checkpoint {path} is damaged ({wrong}): resume from another one")
+        raise Damaged(path, f"damaged ({wrong})")
     for name in MUST_MATCH:
         if saved.get(name) != config[name]:
             raise Refusal(
@@ -153,14 +157,15 @@ def check(path: Path, config: dict[str, Any]) -> int:
 def newest_whole(path: Path, config: dict[str, Any]) -> tuple[Path, int, list[str]]:
     """`path`, or the newest one before it that is whole: (folder, its steps, a line for each that is not).
 
-    Raises what `check` raises, Damaged when none is left."""
+    Raises Refusal for another configuration or other data, and when none is left."""
     wrong: list[str] = []
     for place in (path, *_before(path)):
         try:
             return place, check(place, config), wrong
         except Damaged as damaged:
-            wrong.append(str(damaged).rpartition(": ")[0])
-    raise Damaged(f"{wrong[0]}, and no earlier one is whole: start again with --from-scratch")
+            wrong.append(damaged.reason)
+    run = path.parent.parent.name
+    raise Refusal(f"no checkpoint of {run} is whole, {wrong[0]}: start again with --from-scratch")
 
 
 def _before(path: Path) -> Iterator[Path]:

@@ -42,4 +42,4 @@ def damage(folder: Path, wanted: Mapping[str, Any]) -> str | None:
             return f"{name} has {size:,} of {facts['bytes']:,} bytes"
     found = of(folder, list(wanted))
     differ = next((name for name, facts in wanted.items() if facts != found[name]), None)
-    return differ and f"{differ} is not what was written: its checksum differs"
+    return differ and f"{differ}: its checksum differs"
