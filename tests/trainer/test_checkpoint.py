@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,3 +115,74 @@ def test_gradients_are_clipped_by_their_joint_norm(make):
     assert norm == pytest.approx(3.0 * count**0.5, rel=1e-4)
     moment = optimizer.tensors()["exp_avg.fc.weight"]
     assert torch.allclose(moment, torch.full_like(moment, 0.1 * count**-0.5), rtol=1e-3)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 128
+    path.write_bytes(data)
+
+
+def test_a_sealed_checkpoint_shows_a_bit_that_flips_and_a_byte_that_is_gone(tmp_path, make):
+    drafter, optimizer = make(seed=0, steps=1)
+    path = checkpoint.save(tmp_path, 1, drafter, optimizer, CONFIG, keep=2)
+    sealer = checkpoint.Sealer()
+    sealer.seal(path)
+    sealer.wait()
+    assert checkpoint.check(path, CONFIG) == 1
+    assert sorted(each.name for each in path.iterdir()) == [
+        "complete.json",
+        "config.json",
+        "model.safetensors",
+        "optimizer.safetensors",
+    ]
+    for name in ("model.safetensors", "optimizer.safetensors", "config.json"):
+        whole = (path / name).read_bytes()
+        flip(path / name)
+        with pytest.raises(checkpoint.Damaged, match=rf"is damaged \({name}: its checksum differs\)"):
+            checkpoint.check(path, CONFIG)
+        (path / name).write_bytes(whole[:-1])
+        with pytest.raises(checkpoint.Damaged, match=rf"{name} has [\d,]+ of [\d,]+ bytes"):
+            checkpoint.check(path, CONFIG)
+        (path / name).unlink()
+        with pytest.raises(checkpoint.Damaged, match=rf"{name}: No such file"):
+            checkpoint.check(path, CONFIG)
+        (path / name).write_bytes(whole)
+    assert checkpoint.check(path, CONFIG) == 1
+
+
+def test_a_checkpoint_that_goes_while_it_is_sealed_is_no_failure(tmp_path, make):
+    path = checkpoint.save(tmp_path / "own", 1, *make(seed=0, steps=1), CONFIG, keep=2)
+    shutil.rmtree(path)
+    checkpoint.seal(path)
+    assert not list((tmp_path / "own").iterdir())
+
+
+def test_the_newest_whole_one_is_looked_for_beside_and_in_what_the_run_resumed(tmp_path, make):
+    trained = make(seed=0, steps=1)
+    first, second = tmp_path / "r-0001/checkpoints", tmp_path / "r-0002/checkpoints"
+    places = [checkpoint.save(folder, n, *trained, CONFIG, keep=9) for folder, n in ((first, 3), (first, 6))]
+    order = {"resume_from": {"path": str(places[-1])}}
+    places += [checkpoint.save(second, n, *trained, CONFIG, keep=9) for n in (9, 12)]
+    (second.parent / "run.json").write_text(json.dumps(order))
+    for path in places:
+        checkpoint.seal(path)
+    for left in range(len(places), 0, -1):
+        found, step, passed_over = checkpoint.newest_whole(places[-1], CONFIG)
+        assert (found, step, len(passed_over)) == (places[left - 1], 3 * left, len(places) - left)
+        flip(found / "model.safetensors")
+    with pytest.raises(Refusal, match=r"no checkpoint of r-0002 is whole, step-000012 is damaged .*scratch"):
+        checkpoint.newest_whole(places[-1], CONFIG)
+    with pytest.raises(Refusal, match="was made with config_hash"):  # that is no damage to be passed over
+        checkpoint.newest_whole(
+            checkpoint.save(first, 20, *trained, CONFIG, keep=9), CONFIG | {"config_hash": "zz"}
+        )
+
+
+def test_weights_that_are_no_numbers_are_named(tmp_path, make):
+    drafter, optimizer = make(seed=0, steps=1)
+    with torch.no_grad():
+        drafter.norm.weight[2] = float("inf")
+    path = checkpoint.save(tmp_path, 1, drafter, optimizer, CONFIG, keep=2)
+    with pytest.raises(Refusal, match=r"norm.weight has NaN or infinite values: resume from another"):
+        checkpoint.load(path, 1, drafter, optimizer)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from tests.faults.table import fault
 from trainer.config import load_recipe
 from trainer.drafter import Drafter, initialise
 from trainer.errors import Refusal
@@ -44,3 +47,20 @@ def test_layers_and_norm_are_the_targets_last_and_the_last_tap_passes_through(ti
 def test_another_geometry_is_refused_with_the_mend(tiny_release, override, complaint):
     with pytest.raises(Refusal, match=complaint):
         started(tiny_release, override)
+
+
+@fault(
+    "NaN in a tensor of the target that only `drafter.init: target` reads",
+    promised="refused before the training, with the tensor's name: no advice to lower the rate",
+    seen="`layers.3.mlp.up_proj.weight has NaN or infinite values: fetch it again`",
+    part="files",
+)
+def test_a_tensor_that_is_no_number_is_named(tiny_release, tiny_target, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_target, broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.layers.3.mlp.up_proj.weight"][3].fill_(float("nan"))
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(Refusal) as refused:
+        started(tiny_release, "drafter.intermediate_size=64", f"target.model={broken}")
+    assert "layers.3.mlp.up_proj.weight has NaN or infinite values: fetch it again" in str(refused.value)
