@@ -38,9 +38,16 @@ def write_json(path: str, value: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         remove_quietly(temporary)
-        raise
+        raise placed(error, path) from None
+
+
+def placed(error: BaseException, path: str) -> BaseException:
+    """The same error; one of a write, which does not say where, gets the file's name."""
+    if isinstance(error, OSError) and error.filename is None:
+        error.filename = path
+    return error
 
 
 def size_words(count: float) -> str:

@@ -12,6 +12,7 @@ from typing import IO, Any, cast
 
 from agent import releases
 from agent.call import Json, Refusal, Roots
+from agent.files import placed
 
 IDLE_S = 60  # without a byte for so long the connection is dead, and the lock must not be held for it
 _BLOCK = 1 << 20  # bytes at once; tarfile's own 10 KiB makes 100 MiB take 1.0 s instead of 0.35
@@ -113,17 +114,20 @@ def write_verified(content: IO[bytes], folder: str, file: Json) -> None:
     path = os.path.join(folder, file["path"])
     os.makedirs(os.path.dirname(path), exist_ok=True)
     sha, size = hashlib.sha256(), 0
-    with open(path, "xb") as output:
-        while True:
-            block = content.read(_BLOCK)
-            if not block:
-                break
-            sha.update(block)
-            size += len(block)
-            output.write(block)
-        output.flush()
-        os.fchmod(output.fileno(), file["mode"])
-        os.fsync(output.fileno())
+    try:
+        with open(path, "xb") as output:
+            while True:
+                block = content.read(_BLOCK)
+                if not block:
+                    break
+                sha.update(block)
+                size += len(block)
+                output.write(block)
+            output.flush()
+            os.fchmod(output.fileno(), file["mode"])
+            os.fsync(output.fileno())
+    except OSError as error:
+        raise placed(error, path) from None
     if size != file["bytes"] or sha.hexdigest() != file["sha256"]:
         raise Refusal(
             "verify", f"{file['path']} arrived damaged ({size} of {file['bytes']} bytes)", "deploy again"
