@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.table import fault
+
 
 def role(box, run, name):
     found = box.call("snapshot", run=run).result["run"]["processes"]
@@ -186,6 +188,12 @@ def test_a_killed_supervisor_leaves_the_trainer_and_its_log_and_stop_still_works
     assert end["reason"] == "stopped" and end["code"] is None
 
 
+@fault(
+    "the trainer ignores SIGTERM",
+    promised="`abort` waits its grace, then ends the run's own processes; says how many steps that cost",
+    seen="`killed`, `lost_steps`",
+    part="process",
+)
 def test_a_trainer_that_ignores_term_is_killed_after_its_grace(ready):
     ready.start("ignore-term")
     ready.wait_for(lambda: step(ready, "r-0001") > 3, "some steps")
@@ -199,6 +207,12 @@ def test_a_trainer_that_ignores_term_is_killed_after_its_grace(ready):
     assert (end["reason"], end["signal"]) == ("stopped", "SIGKILL")
 
 
+@fault(
+    "the trainer is suspended by SIGSTOP when it is to stop",
+    promised="it is woken, saves, and ends",
+    seen="`stopped`, no step lost",
+    part="process",
+)
 def test_a_stopped_process_is_continued_so_that_it_can_save(ready):
     ready.start()
     ready.wait_for(lambda: step(ready, "r-0001") > 1, "a step")
@@ -207,6 +221,12 @@ def test_a_stopped_process_is_continued_so_that_it_can_save(ready):
     assert result["outcome"] == "stopped" and result["lost_steps"] == 0
 
 
+@fault(
+    "a child of the trainer ignores every signal, in a session of its own",
+    promised="`abort` finds it by the run's marker and ends it, and nothing else",
+    seen="`stopped`, the child alone killed",
+    part="process",
+)
 @pytest.mark.parametrize("behave", ["escape", "fork"])
 def test_a_child_that_outlives_the_trainer_is_killed_with_the_run(ready, behave):
     ready.start(behave)
@@ -216,6 +236,12 @@ def test_a_child_that_outlives_the_trainer_is_killed_with_the_run(ready, behave)
     assert not lives(child) and ready.scope("r-0001") == []
 
 
+@fault(
+    "a dead trainer left a process behind",
+    promised="a start is refused while it lives; `restart` ends it first",
+    seen="`is left`",
+    part="process",
+)
 def test_what_a_dead_trainer_left_is_not_taken_for_the_trainer_and_blocks_a_start(ready):
     ready.start("fork")
     ready.wait_for(lambda: role(ready, "r-0001", "worker"), "the child")
@@ -229,6 +255,12 @@ def test_what_a_dead_trainer_left_is_not_taken_for_the_trainer_and_blocks_a_star
     assert ready.file("r-0001", "exit.json")["reason"] == "crashed"
 
 
+@fault(
+    "another's Python process, even one with the same run's name elsewhere",
+    promised="never touched",
+    seen="alive after `restart` and `stop`",
+    part="process",
+)
 def test_a_foreign_python_survives_a_restart_even_with_the_same_run_id_elsewhere(ready):
     sleep = [sys.executable, "-c", "import time; time.sleep(600)", "trainer", "--run-dir"]
     foreign = subprocess.Popen(sleep)

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests.faults.table import fault
+
 
 @pytest.fixture(scope="module")
 def deployed(tiny):
@@ -30,6 +32,12 @@ def pid_of(status: dict, role: str) -> int:
     return next(p["pid"] for p in status["snapshot"]["run"]["processes"] if p["role"] == role)
 
 
+@fault(
+    "the trainer is killed by SIGKILL",
+    promised="told in one look; resumed at the last checkpoint",
+    seen="`crashed`, exit 4, `SIGKILL`",
+    part="process",
+)
 def test_kill_9_of_the_trainer_is_told_in_one_look_and_resumed(running) -> None:
     project, run = running
     project.sh(f"kill -9 {pid_of(project.status(), 'trainer')}")
@@ -64,6 +72,12 @@ def test_a_foreign_python_survives_restart_and_is_not_stale_without_a_gpu(runnin
     assert project.sh(f"kill {foreign} && echo alive").strip() == "alive"
 
 
+@fault(
+    "the tmux server is killed",
+    promised="the run goes on without a window; `abort` loses no step",
+    seen="`healthy`, then `stopped`",
+    part="process",
+)
 def test_kill_9_of_the_tmux_server_changes_no_truth(running) -> None:
     project, _ = running
     before = project.status()
@@ -93,6 +107,12 @@ def test_a_second_start_is_refused_and_a_wrong_recipe_is_one_line(deployed) -> N
     assert seen["exit_code"] in (1, 9) and "steps" in json.dumps(seen["error"])
 
 
+@fault(
+    "the trainer dies while it starts",
+    promised="`restart` or the first look says so, with the reason",
+    seen="`crashed`, and the file that is missing",
+    part="process",
+)
 def test_a_trainer_that_dies_at_once_is_told_with_its_last_lines(deployed) -> None:
     seen = deployed.ask("restart", "--from-scratch", "--set=data.train=examples/none.jsonl", code=None)
     if "error" not in seen:  # it lived long enough for a first state

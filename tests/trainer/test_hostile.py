@@ -15,6 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from tests.faults.table import fault
 from trainer import checkpoint, prepare, prepared, verify
 from trainer.__main__ import main
 from trainer.config import load_recipe
@@ -80,6 +81,12 @@ def keep_rows(rows):
     return cut
 
 
+@fault(
+    "a target's shard is quantised, has NaN, or belongs to another tokenizer",
+    promised="refused before the training, with the tensor and the mend",
+    seen="`lm_head.weight has NaN or infinite values: fetch it again`",
+    part="files",
+)
 @pytest.mark.parametrize(
     ("change", "config", "complaint"),
     [
@@ -103,6 +110,12 @@ def test_a_target_that_would_teach_nonsense_is_refused(
     assert complaint in said
 
 
+@fault(
+    "a target's shard has a ruined header",
+    promised="one line with the file, no traceback",
+    seen="`cannot be read as safetensors`",
+    part="files",
+)
 @pytest.mark.parametrize(
     "header",
     [
@@ -195,6 +208,12 @@ def test_checkpoints_are_counted_beyond_a_million_steps(tmp_path):
     assert [path.name for path in checkpoint.complete(tmp_path)][-1] == "step-1000000"
 
 
+@fault(
+    "a second trainer in a run's folder",
+    promised="refused; the first one's files stay whole",
+    seen="`another trainer is writing there`",
+    part="files",
+)
 def test_a_second_trainer_in_the_same_folder_is_refused(tmp_path, tiny_release, capsys):
     (tmp_path / "run").mkdir()
     first = RunRecord(tmp_path / "run", steps=5)
