@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
+from controller import sandbox
 from controller.sandbox import SandboxError, needs, rootfs
+from controller.sandbox.pct.host import Host
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for debootstrap
+STEPS = "--set=train.steps=40"  # long enough to be stopped in the middle on a fast machine
+FOR_EVER = "--set=train.steps=100000"
 
 
 @pytest.fixture(scope="module")
@@ -31,24 +42,158 @@ def lxc(tiny):
     return tiny
 
 
+def pct(project, *arguments: str, code: int = 0) -> str:
+    """What the sandbox's pct printed, called on the host itself."""
+    command = [str(project.sandbox / "bin" / "pct"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
+    assert done.returncode == code, (arguments, done)
+    return done.stdout
+
+
+def lxc_program(project, program: str, vmid: int, *arguments: str) -> str:
+    path = Host(str(project.sandbox)).lxc_path
+    command = [program, "-P", path, "-n", str(vmid), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+
+
+def terminal(project, keys_after: str, keys: bytes, *arguments: str) -> str:
+    """What a person sees who types the command and, once `keys_after` is on the screen, presses `keys`."""
+    child, master = pty.fork()
+    if child == 0:
+        os.chdir(project.folder)
+        os.execve(sys.executable, [sys.executable, "-m", "invoke", *arguments], project.environment)
+    screen, pressed, deadline = b"", False, time.monotonic() + 60
+    while select.select([master], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        try:
+            screen += os.read(master, 65536)
+        except OSError:  # the command has ended
+            break
+        if not pressed and keys_after.encode() in screen:
+            os.write(master, keys)
+            pressed = True
+    os.close(master)
+    assert pressed, screen
+    os.waitpid(child, 0)
+    return screen.decode(errors="replace")
+
+
 def test_the_whole_job_in_a_privileged_container(lxc) -> None:
-    """deploy, start fresh, healthy, status, abort, resume, finish: nothing lost on the way."""
+    """deploy, start fresh, healthy, status, attach, abort, resume, watch until finished: nothing is lost."""
     assert lxc.ask("deploy")["outcome"] == "deployed"
-    long = ("--set=train.steps=100000",)
-    first = lxc.ask("restart", "--fresh-cache", *long)["start"]
+    first = lxc.ask("restart", "--fresh-cache", STEPS)["start"]
     assert first["cache"]["choice"] == "fresh"
     lxc.invoke("wait", "--until", "healthy", "--timeout", "120")
     screen = lxc.invoke("status")
     assert screen.splitlines()[0].startswith("sandbox/200  HEALTHY")
+    assert f"[{first['run']}]" in terminal(lxc, f"[{first['run']}]", b"\x02d", "attach")
+
     stopped = lxc.ask("abort")
     assert (stopped["outcome"], stopped["lost_steps"], stopped["survivors"]) == ("stopped", 0, [])
     assert lxc.ask("status", code=5)["verdict"] == "stopped"
-    last = stopped["checkpoint"]["step"] + 4
-    second = lxc.ask("restart", f"--set=train.steps={last}")["start"]
+    assert stopped["step"] < 40
+    second = lxc.ask("restart", STEPS)["start"]
     assert second["resume_from"]["step"] == stopped["checkpoint"]["step"]
-    lxc.invoke("wait", "--until", "finished", "--timeout", "120")
+    assert lxc.ask("watch", "--every", "0.5")["verdict"] == "finished"
     done = lxc.ask("status")
-    assert (done["verdict"], done["snapshot"]["run"]["state"]["step"]) == ("finished", last)
+    assert (done["verdict"], done["snapshot"]["run"]["state"]["step"]) == ("finished", 40)
     runs = "/var/lib/pctrun/runs"
     lines = lxc.sh(f"cat {runs}/{first['run']}/metrics.jsonl {runs}/{second['run']}/metrics.jsonl")
-    assert [json.loads(line)["step"] for line in lines.splitlines()] == list(range(1, last + 1))
+    assert [json.loads(line)["step"] for line in lines.splitlines()] == list(range(1, 41))
+
+
+def test_every_look_at_the_container_and_its_history(lxc, tmp_path: Path) -> None:
+    checks = {check["name"]: check["state"] for check in lxc.ask("doctor")["checks"]}
+    assert {"failed", "warning"}.isdisjoint(checks.values()), checks
+    assert checks["host key"] == checks["pct"] == checks["container"] == checks["tmux"] == "ok"
+    assert [row["verdict"] for row in lxc.ask("runs")["runs"]] == ["finished", "stopped"]
+    assert lxc.ask("runs.show", "r-0002")["provenance"]["packages"]["torch"]
+    assert lxc.ask("runs.diff", "r-0001", "r-0002")["outcome"]
+    got = Path(lxc.ask("fetch", "r-0002", "--out", str(tmp_path))["path"])
+    assert (got / "model.safetensors").is_file()
+    assert "loss" in lxc.invoke("plot", "r-0001,r-0002")
+    assert "step-000040" in lxc.invoke("logs", "--grep", "checkpoint")
+    assert lxc.ask("env.list")["environments"] == []
+    assert "pct exec 200 -- " in lxc.invoke("attach", "--print", "--run", "r-0002", code=None)
+    assert lxc.ask("runs.pin", "r-0001", "--reason", "kept")["changed"]
+    assert lxc.ask("runs.prune", "--keep", "1")["kept"]["r-0001"] == "pinned"
+    lxc.invoke("runs.pin", "r-0001", "--off")
+    assert lxc.ask("runs.prune", "--keep", "1", "--yes")["removed"] == ["r-0001"]
+
+
+def test_arguments_bytes_and_statuses_survive_both_real_programs(lxc) -> None:
+    words = ["é→漢", "a b", "$HOME", "'", "", "--", "\n"]
+    out = lxc.invoke("exec", "printf", *(f"--arg={each}" for each in ("%s\\0", *words)))
+    assert out == "".join(f"{each}\0" for each in words)
+    lxc.sh("exit 3", code=3)
+    lxc.sh("kill -9 $$", code=137)
+    data = os.urandom(1 << 20)
+    sent = subprocess.run(
+        [sys.executable, "-m", "invoke", "exec", "--stdin", "cat"],
+        cwd=lxc.folder,
+        env=lxc.environment,
+        input=data,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (sent.returncode, sent.stdout) == (0, data), sent.stderr
+
+
+def test_a_second_release_and_the_way_back(lxc) -> None:
+    before = lxc.ask("deploy")
+    assert (before["outcome"], before["round_trips"]) == ("unchanged", 1)
+    (lxc.folder / "remote_payload" / "examples" / "another.txt").write_text("x")
+    assert lxc.ask("deploy")["outcome"] == "deployed"
+    assert lxc.ask("rollback")["release"] == before["release"]
+    (lxc.folder / "remote_payload" / "examples" / "another.txt").unlink()
+
+
+def test_an_unprivileged_container_is_no_different(lxc) -> None:
+    """Its root is nobody on the host; a stop in the middle of a run, which empties its /run, is told."""
+    guest = ("--box", "guest")
+    assert lxc.ask("deploy", *guest)["outcome"] == "deployed"
+    assert lxc.invoke("exec", *guest, "id", "--arg=-u") == "0\n"
+    weights = lxc.sandbox / "models" / "tiny" / "model.safetensors"
+    weights.chmod(0o600)
+    refused = lxc.ask("restart", *guest, FOR_EVER, code=9)["error"]
+    assert "model.safetensors" in refused["message"] and "chmod" in refused["hint"]
+    checks = {check["name"]: check for check in lxc.ask("doctor", *guest, code=9)["checks"]}
+    assert checks["model"]["state"] == "failed" and "may not read" in checks["model"]["says"]
+    weights.chmod(0o644)
+    lxc.invoke("restart", *guest, FOR_EVER)
+    lxc.invoke("wait", *guest, "--until", "healthy", "--timeout", "120")
+    written = lxc.sandbox / "ct" / "201" / "var/lib/pctrun/runs/r-0001/run.json"
+    assert written.stat().st_uid == 100_000
+    pct(lxc, "stop", "201")
+    assert lxc.ask("status", *guest, code=5)["verdict"] == "not-running"
+    pct(lxc, "start", "201")
+    assert lxc.ask("status", *guest, code=4)["verdict"] == "crashed"
+    again = lxc.ask("restart", *guest, FOR_EVER)["start"]
+    assert again["resume_from"]["run"] == "r-0001"
+    stopped = lxc.ask("abort", *guest)
+    assert (stopped["outcome"], stopped["survivors"]) == ("stopped", [])
+
+
+def test_a_container_that_is_off_is_told_so_and_stays_off(lxc) -> None:
+    seen = lxc.ask("status", "--box", "idle", code=5)
+    assert seen["verdict"] == "not-running" and "off" in seen["summary"]
+    assert lxc.ask("exec", "--box", "idle", "true", code=5)["error"]["kind"] == "container-stopped"
+    assert "202        stopped" in pct(lxc, "list")
+    assert not (lxc.sandbox / "ct" / "202").exists()
+
+
+def test_the_server_goes_away_and_comes_back_as_the_same(lxc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenSSH leaves its connections alive when it ends; `sandbox.down` is a lost host all the same."""
+    monkeypatch.setenv("PCTRUN_SANDBOX", str(lxc.sandbox))
+    before = sandbox.up()
+    lxc.invoke("restart", FOR_EVER)
+    follower = lxc.start("logs", "--follow", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert follower.stdout is not None and follower.stdout.readline()
+    assert sandbox.cut_connections()
+    lxc.invoke("sandbox.down")
+    assert "unreachable" in lxc.invoke("status", code=7).lower()
+    lxc.invoke("sandbox.up")
+    assert sandbox.up() == before
+    assert lxc.status()["verdict"] in ("starting", "warming-up", "healthy")
+    lxc.invoke("abort")
+    follower.communicate(timeout=60)
+    assert follower.returncode in (0, 5)
