@@ -73,6 +73,10 @@ def _screen(box: Box, row: Json) -> Iterator[str]:
         )
     cache = record.get("cache") or {}
     yield _line("cache", f"{cache.get('choice', '?')} ({cache.get('key', '?')})")
+    if record.get("secrets"):
+        yield _line("secrets", f"{', '.join(record['secrets'])} (only their names are kept)")
+    if record.get("notify"):
+        yield _line("notify", f"of {', '.join(record['notify'].get('when') or [])}, from beside the run")
     yield _line("step", f"{row['step']}/{row['steps']}" if row["steps"] else str(row["step"]))
     if row["tokens_per_s"] is not None:
         pace = f"{words.rate(row['tokens_per_s'])}, {words.duration(row['step_s'] or 0)} a step"

@@ -99,6 +99,9 @@ def test_a_planted_secret_is_in_the_trainers_environment_and_nowhere_else(desk: 
     asked = [["status"], ["logs"], ["runs"], ["runs.show", run], ["boxes"], ["attach", "--print"]]
     said += [desk.type(*words, *more) for words in asked for more in ((), ("--json",))]
     said += [desk.type("-R", "restart"), desk.type("exec", "tmux -L pctrun show-environment -g", "--json")]
+    shown = desk.type("runs.show", run).out
+    assert "secrets    HF_TOKEN (only their names are kept)" in shown
+    assert "notify     of crashed, stalled, degraded, finished, from beside the run" in shown
     os.kill(pid, signal.SIGKILL)
     gone(desk, run)
     said += [desk.type("status", "--json"), desk.type("restart", "--set", "stepz=5", "--json")]
