@@ -14,11 +14,12 @@ import sys
 import time
 from typing import Any, Callable, NamedTuple
 
-from agent import notifying, procs, snapshot
+from agent import procs, snapshot
 from agent.call import Call, Json, Roots
 from agent.files import read_json, write_json
 from agent.frames import Frames
 
+NAME = "notify.json"
 LOOK_S = 15.0
 LOOK = {"log_lines": 12, "metrics_lines": 200, "gpu_deadline_s": 5.0}
 KEPT = 20  # messages that notify.json remembers
@@ -106,7 +107,7 @@ class Watcher:
         facts = {"schema": 1, "pid": os.getpid(), "when": self.when, "addresses": len(self.urls)}
         try:
             write_json(
-                os.path.join(self.run_dir, notifying.NAME),
+                os.path.join(self.run_dir, NAME),
                 {**facts, "sent": self.sent, "failed": self.failed},
             )
         except OSError:

@@ -11,16 +11,13 @@ import threading
 import zlib
 from typing import Any
 
-from agent import interpreter, procs, shapes
+from agent import interpreter, procs
 from agent.call import Call, Json, Refusal
 from agent.files import read_json
 
 PROGRAM = "notifier.py"
-NAME = "notify.json"
 LAST_S = 30.0  # for the last message: three tries to a peer that does not answer
 _ENVIRONMENT = (procs.RUN_ID, procs.RUN_DIR, "PATH", "HOME", "LANG")
-_SHAPE = {"pid": int, "when": [str], "sent": [{"word": str, "at": float}]}
-_SHAPE["failed"] = {"word": str, "at": float, "texts": [str]}
 _ABOUT = """
 import importlib.util, json, sys
 found = importlib.util.find_spec("apprise") is not None
@@ -110,12 +107,6 @@ def finish(run_dir: str, child: subprocess.Popen[bytes] | None, private: Json | 
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
-
-
-def read(run_dir: str) -> Json | None:
-    """What the notifier wrote of itself: `pid when sent[{word, at}] failed{word, at, texts[]}|null`."""
-    found: Json | None = shapes.sound(read_json(os.path.join(run_dir, NAME)), _SHAPE)
-    return found
 
 
 def _stdin(child: subprocess.Popen[bytes]) -> Any:

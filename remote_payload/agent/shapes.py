@@ -49,6 +49,12 @@ METRICS = {
     **dict.fromkeys(("step", "time", "loss", "lr", "grad_norm", "tokens", "step_s", "tau"), float),
     "compile": bool,
 }
+NOTIFY = {
+    "pid": int,
+    "when": [str],
+    "sent": [{"word": str, "at": float}],
+    "failed": {"word": str, "at": float, "texts": [str]},
+}
 ATTEMPTS = {
     "limit": float,
     "restarted": float,

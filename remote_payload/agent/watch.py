@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from agent import gpu, kernel_log, lock, logtimes, metrics, notifying, procs, runs, shapes, snapshot
+from agent import gpu, kernel_log, lock, logtimes, metrics, procs, runs, shapes, snapshot
 from agent.call import Args, Call, Json
 from agent.files import number, read_json
 from agent.frames import ReaderGone
@@ -116,7 +116,7 @@ class _Watch:
             "stop": shapes.sound(read_json(os.path.join(path, "stop.json")), shapes.STOP),
             "attempts": shapes.sound(read_json(os.path.join(path, "attempts.json")), shapes.ATTEMPTS),
             "processes": snapshot.processes(marked.get(path, []), state),
-            "notify": notifying.read(path),
+            "notify": shapes.sound(read_json(os.path.join(path, "notify.json")), shapes.NOTIFY),
             "metrics": [line for line in lines if line is not None and line.get("step") is not None],
             "log": self._log(),
         }
