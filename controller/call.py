@@ -44,7 +44,6 @@ def call(
     Raises the error of errors.py that the agent's error kind, `pct` or the connection stands for, and
     whatever `stream` or a callback raises.
     """
-    link = links.get(box, deadline=deadline, revive=revive)
     answer = _Answer(os.urandom(8).hex(), on_note, on_part, on_out, on_err)
     request = {
         "schema": SCHEMA,
@@ -57,6 +56,7 @@ def call(
     if private:
         request["private"] = private
     opening = bundle.preamble(verb) + json.dumps(request).encode("ascii") + b"\n"
+    link = links.get(box, deadline=deadline, revive=revive)  # last: it may be on its way already
     links.count_round_trip(box)
     try:
         status = link.run(
