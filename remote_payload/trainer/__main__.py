@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from trainer import tensorboard
+from trainer import patient_log, tensorboard
 from trainer.config import load_recipe
 from trainer.errors import Refusal
 from trainer.geometry import resolve
@@ -137,4 +137,5 @@ def _place_in_world() -> tuple[int, int]:
 
 
 if __name__ == "__main__":
+    patient_log.install()
     sys.exit(main())

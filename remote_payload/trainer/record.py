@@ -9,19 +9,21 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from trainer.errors import Refusal
 from trainer.tensorboard import Events
 
 HEARTBEAT_S = 1.0  # the contract allows 2 s between two states
+LATE_BYTES = 16 << 20  # of metrics on a full disk: half a day of steps that take a second
 COMPILE_BUDGET_S = 600.0
 
 
-def _sole_writer(path: Path) -> TextIO:
-    """`path`, locked: two trainers would mix their steps there."""
-    file = path.open("a", encoding="utf-8")
+def _sole_writer(path: Path) -> FileIO:
+    """`path`, locked: two trainers would mix their steps there. A buffer would lose what it cannot write."""
+    file = FileIO(path, "ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -87,6 +89,7 @@ class RunRecord:
         }
         self._unwritten = ""
         self._metrics = _sole_writer(run_dir / "metrics.jsonl")
+        self._late = bytearray()  # lines, or the rest of one, that wait for room
         self.write()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
@@ -138,13 +141,18 @@ class RunRecord:
 
     def metric(self, **fields: Any) -> None:
         with self._lock:
+            if len(self._late) < LATE_BYTES:
+                self._late += json.dumps(fields).encode() + b"\n"
             try:
-                self._metrics.write(json.dumps(fields) + "\n")
-                self._metrics.flush()  # what did not fit stays in the buffer
+                self._catch_up()
             except OSError as error:
                 self._tell_of("metrics.jsonl", error)
             if self._events is not None:
                 self._events.add(fields)
+
+    def _catch_up(self) -> None:
+        while self._late:
+            del self._late[: self._metrics.write(self._late)]
 
     def write(self) -> None:
         with self._lock:
@@ -171,7 +179,8 @@ class RunRecord:
         self._heart.join()
         self.write()
         with contextlib.suppress(OSError):  # told before
-            self._metrics.close()
+            self._catch_up()
+        self._metrics.close()
         if self._events is not None:
             self._events.close()
 
