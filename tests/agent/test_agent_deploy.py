@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.table import fault
+
 
 def releases(box):
     return sorted(path.name for path in (Path(box.roots["opt"]) / "releases").iterdir())
@@ -55,6 +57,12 @@ def test_a_release_without_a_new_file_needs_no_stream(box):
     assert answer.result["outcome"] == "deployed" and answer.result["files"] == 0
 
 
+@fault(
+    "the stream of files cut at ten random bytes",
+    promised="nothing of it is kept",
+    seen="`verify`; the current release byte for byte",
+    part="way",
+)
 def test_a_stream_cut_anywhere_leaves_current_and_no_debris(box):
     old = box.payload()
     box.deploy(old)
@@ -71,6 +79,12 @@ def test_a_stream_cut_anywhere_leaves_current_and_no_debris(box):
     assert_current_is_whole(box, old)
 
 
+@fault(
+    "the agent killed in mid-deploy",
+    promised="the current release stays; the next deploy clears up",
+    seen="`unchanged`, no `.incoming-` left",
+    part="place",
+)
 def test_an_agent_killed_in_mid_deploy_leaves_current_and_the_next_deploy_clears_up(box):
     old = box.payload()
     box.deploy(old)
@@ -159,6 +173,12 @@ def test_a_release_edited_by_hand_is_named_set_aside_and_made_again(box):
     assert "edited by hand" in (kept / "trainer" / "describe.py").read_text()
 
 
+@fault(
+    "disk too full for byte code, after the check",
+    promised="the current release stays",
+    seen="kind `disk`; the current release byte for byte",
+    part="place",
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
 def test_a_full_disk_is_said_and_leaves_current(box):
     opt = Path(box.roots["opt"])

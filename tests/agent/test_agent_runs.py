@@ -346,6 +346,12 @@ def test_a_run_is_started_only_once(ready):
     assert len(ready.scope("r-0001")) == 2
 
 
+@fault(
+    "the agent killed while it holds the lock",
+    promised="the lock goes with its process",
+    seen="the next operator is served",
+    part="place",
+)
 def test_a_killed_agent_leaves_no_lock(ready):
     ready.start("ignore-term")
     first = ready.begin("stop", {"grace_s": 60})
@@ -384,6 +390,12 @@ def test_a_fresh_cache_starts_empty_and_the_old_one_goes_once_the_run_is_up(read
     assert fresh["legacy"][0]["deleted"] != bool(fresh["legacy"][0]["used_by"])
 
 
+@fault(
+    "no tmux in the container",
+    promised="the run starts, only without a window",
+    seen="a run id, and a note",
+    part="place",
+)
 def test_without_tmux_the_run_starts_all_the_same(ready):
     bare = ready.base / "bin"
     bare.mkdir()
@@ -413,6 +425,12 @@ def test_a_run_whose_folder_was_deleted_is_seen_and_can_be_stopped(ready):
     assert not lives(pid) and not ready.scope("r-0002")
 
 
+@fault(
+    "stop.json cannot be written",
+    promised="a stop works all the same",
+    seen="`stopped`, the trainer is gone",
+    part="place",
+)
 def test_a_full_disk_does_not_keep_a_run_from_being_stopped(ready):
     ready.start()
     pid = role(ready, "r-0001", "trainer")

@@ -16,6 +16,7 @@ from controller.console import Console
 from controller.errors import PctrunError, ProtocolError, Unreachable, Usage
 from controller.execution import execute
 from controller.inventory import Box
+from tests.faults.table import fault
 
 from .conftest import Proxy
 
@@ -60,6 +61,12 @@ def test_it_lands_whole_with_a_label_and_a_second_time_nothing_travels(trained: 
     assert again.text.startswith("unchanged ")
 
 
+@fault(
+    "SSH cut twice in a fetch",
+    promised="only what was in flight travels again",
+    seen="exit 0; no byte travelled twice; every file by its hash",
+    part="way",
+)
 def test_a_cut_line_costs_only_what_was_in_flight(
     trained: Box, real_box: Callable[..., Box], proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +100,12 @@ def die_half_way(box: Box, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fetch.run(box, Console(), run_id=RUN, out=str(out))
 
 
+@fault(
+    "fetch killed half-way",
+    promised="a new one goes on there; nothing half-made under the final name",
+    seen="only `.part` lies here; `of it now`; every file by its hash",
+    part="way",
+)
 def test_a_new_process_goes_on_where_the_killed_one_was(
     trained: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +159,12 @@ class _Usage:
     free = 1000
 
 
+@fault(
+    "SSH dead for good in a fetch",
+    promised="given up after five tries; what has arrived stays",
+    seen="exit 7; `.part` stays",
+    part="way",
+)
 def test_a_line_that_stays_dead_is_unreachable_and_leaves_the_part(
     trained: Box, real_box: Callable[..., Box], proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

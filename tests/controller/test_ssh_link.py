@@ -24,6 +24,7 @@ from controller.endpoint import Endpoint, resolve
 from controller.errors import ConnectionLost, HostKeyRefused, LoginRefused, Unreachable
 from controller.inventory import Box
 from controller.transport import Link
+from tests.faults.table import fault
 
 from .conftest import Proxy
 
@@ -120,6 +121,12 @@ def test_the_total_deadline_ends_a_call(link: Link) -> None:
         run(link, "sleep 5", deadline=Deadline(total=0.5))
 
 
+@fault(
+    "unknown host key",
+    promised="nothing is sent or recorded",
+    seen="exit 7 with its fingerprint and `ssh-keyscan -p`",
+    part="way",
+)
 def test_an_unknown_host_key_is_refused_with_the_mend(endpoint: Endpoint, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     with pytest.raises(HostKeyRefused) as caught:
@@ -258,6 +265,12 @@ def test_a_peer_that_freezes_before_it_answers_the_exec_request_fails_too(
     assert time.monotonic() - began < QUICK.idle + 3
 
 
+@fault(
+    "the SSH server process suspended",
+    promised="a peer without a word is told from a silent command",
+    seen="`no sign of life`",
+    part="way",
+)
 def test_a_stopped_server_process_is_a_frozen_peer(endpoint: Endpoint) -> None:
     pid = sandbox.status().server_pid
     assert pid is not None
@@ -282,6 +295,12 @@ def test_a_cut_connection_is_lost_at_once(endpoint: Endpoint, proxy: Proxy) -> N
     assert time.monotonic() - began < 5
 
 
+@fault(
+    "a command that says nothing for long",
+    promised="silence of a living host is not death",
+    seen="it ends as it would, `here`",
+    part="way",
+)
 def test_silence_of_a_living_peer_is_not_death(endpoint: Endpoint) -> None:
     link = Link(endpoint, Deadline(idle=1))
     assert run(link, "sleep 3; echo here", deadline=Deadline(idle=1)) == (0, b"here\n", b"")

@@ -50,6 +50,12 @@ def test_kill_9_of_the_trainer_is_told_in_one_look_and_resumed(running) -> None:
     assert again["resume_from"]["step"] == saved
 
 
+@fault(
+    "the host gone in mid-run",
+    promised="unreachable is never dead; the run goes on",
+    seen="exit 7, `unreachable`; with the host back `healthy` and the same run",
+    part="way",
+)
 def test_sandbox_down_in_mid_run_is_unreachable_and_then_the_truth_again(running) -> None:
     project, run = running
     project.invoke("sandbox.down")
@@ -137,6 +143,12 @@ def test_a_box_that_is_ready_passes_every_check_of_doctor(deployed) -> None:
     assert states["release"] == states["recipe"] == states["model"] == states["tracing"] == "ok"
 
 
+@fault(
+    "ten cuts of a deploy at random moments",
+    promised="a whole release after each; no debris in the end",
+    seen="exit 7; every file of the current release by its hash, `whole `; no `.incoming`",
+    part="way",
+)
 def test_ten_cuts_in_a_deploy_leave_a_whole_release_and_no_debris(deployed) -> None:
     """Each cut comes at another moment; `current` names a release that verifies before and after."""
     from controller import sandbox

@@ -250,6 +250,12 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_training(tmp_path, tiny_rele
     assert [path.name for path in sorted((tmp_path / "run/checkpoints").iterdir())] == ["step-000006"]
 
 
+@fault(
+    "disk full at the last checkpoint",
+    promised="the run ends in one line, with what to free",
+    seen="exit 2, `No space left on device`, `free`",
+    part="place",
+)
 def test_a_disk_that_is_full_at_the_end_is_told_in_one_line(tmp_path, tiny_release, capsys, monkeypatch):
     monkeypatch.setattr(checkpoint, "save_file", full_disk)
     code, said, _ = train(tmp_path, tiny_release, capsys, {"train.steps": 2})
