@@ -18,6 +18,7 @@ from controller import (
     checks_container,
     checks_gpu,
     checks_host,
+    checks_secrets,
     hostlook,
     links,
     release,
@@ -62,7 +63,7 @@ def run(box: Box, console: Console, *, quick: bool = False) -> Outcome:
     """All checks. The exit code is that of the worst failed one (7: the way, 5: the container is off, 9: what
     a run needs), 2 for warnings alone, else 0."""
     findings = look(box, console, quick=quick)
-    made = judge(findings, gpus=box.gpus, ours=release.scan().id)
+    made = [*judge(findings, gpus=box.gpus, ours=release.scan().id), *checks_secrets.here(box)]
     document: dict[str, Any] = {
         "checks": [check.as_json() for check in made],
         "counts": checks.counts(made),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from controller import inventory, secrets
+from controller import checks_secrets, inventory, secrets
 from controller.errors import InventoryError, PreflightFailed
 from controller.inventory import Box
 
@@ -114,6 +114,19 @@ def test_without_the_package_a_keyring_reference_names_the_mend(monkeypatch: pyt
     with pytest.raises(PreflightFailed, match="needs the package keyring") as caught:
         secrets.read("keyring:wandb")
     assert "pip install keyring" in caught.value.hint
+
+
+def test_doctor_says_whether_they_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks_secrets.here(a_box()) == []
+    monkeypatch.setenv("HERE", VALUE)
+    box = a_box(secrets={"A": "env:HERE", "B": "env:NO_B"}, notify=inventory.Notify(urls=["env:HERE"]))
+    first, second = checks_secrets.here(box)
+    assert (first.state, first.mend) == ("failed", "export NO_B=…")
+    assert first.says == "secret B of box 'lab': the environment variable NO_B is not set"
+    assert second.state == "ok" and second.says.startswith(
+        "1 address can be read; the run's own notifier tells of"
+    )
+    assert VALUE not in first.says + second.says
 
 
 @pytest.mark.parametrize(
