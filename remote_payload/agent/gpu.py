@@ -6,7 +6,10 @@ a GPU is read from the open device files instead (procs.device_holders).
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import glob
+import json
 import os
 import re
 import select
@@ -15,7 +18,7 @@ import time
 from typing import Any, NamedTuple, Sequence
 
 from agent import procs
-from agent.files import number, read_json, remove_quietly, write_json
+from agent.files import number, read_json
 
 # nvidia-smi's name -> ours; whole numbers unless listed in _TEXT or _FLOAT
 _PLAIN = {
@@ -55,6 +58,7 @@ _REASONS = (
     "display_clock_setting",
 )
 DEVICES = "/dev/nvidia"
+OVERDUE_S = 5.0  # a question that takes longer hangs: who comes later does not wait for it
 
 
 class Reply(NamedTuple):
@@ -65,48 +69,84 @@ class Reply(NamedTuple):
     text: str = ""
 
 
-class Query(NamedTuple):
-    """A question in flight: the child, or the answer that was already known."""
+class Query:
+    """A question in flight. Of all looks at one container only one at a time has a child that asks: the child
+    holds a lock that goes with it, however the look that started it has ended."""
 
-    program: str
-    child: subprocess.Popen[bytes] | None
-    known: Reply | None
-    deadline: float
-    mark: str
-    dialect: int = 0
+    def __init__(self, run_root: str, deadline_s: float, argv: Sequence[str], dialect: int = 0) -> None:
+        self.run_root, self.argv, self.program, self.dialect = run_root, argv, argv[0], dialect
+        self.began = time.monotonic()
+        self.deadline = self.began + deadline_s
+        self.note = os.path.join(run_root, f"{self.program}.json")
+        self.child: subprocess.Popen[bytes] | None = None
+        self.known: Reply | None = None
+
+    def begin(self) -> bool:
+        """Start the program, unless that of another look is still at work; whether there is nothing to wait
+        for any more but an answer."""
+        if self.child is not None or self.known is not None:
+            return True
+        try:
+            handle = os.open(self.note, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:  # no run has been started here yet, or a full disk: nothing keeps looks apart
+            handle = -1
+        try:
+            if handle >= 0 and not _take(handle):
+                noted = read_json(self.note) or {}
+                age = time.time() - (number(noted, "since") or time.time())
+                if age > OVERDUE_S and _living(noted) is not None:
+                    self.known = Reply("timeout", _hanging(self.program, self.note))
+                return self.known is not None
+            self._spawn(handle)
+            return True
+        finally:
+            if handle >= 0:
+                os.close(handle)  # the child has its own
+
+    def _spawn(self, lock: int) -> None:
+        try:
+            self.child = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(lock,) if lock >= 0 else (),
+            )
+        except OSError:
+            self.known = _without_program(self.program)
+            return
+        if lock >= 0:
+            text = json.dumps({"pid": self.child.pid, "since": time.time()})
+            with contextlib.suppress(OSError):  # on a full disk the lock still locks
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, text.encode(), 0)
 
 
 def table(dialect: int = 0) -> tuple[str, ...]:
     return ("nvidia-smi", f"--query-gpu={','.join(_DIALECTS[dialect])}", "--format=csv,noheader,nounits")
 
 
-def ask(run_root: str, deadline_s: float, argv: Sequence[str] = table()) -> Query:
+def ask(run_root: str, deadline_s: float, argv: Sequence[str] = table(), dialect: int = 0) -> Query:
     """Start a program that talks to the driver and return at once, so that other looks go on beside it."""
-    program, deadline = argv[0], time.monotonic() + deadline_s
-    mark = os.path.join(run_root, f"{program}.json")
-    hanging = _hanging(program, mark)
-    if hanging:
-        return Query(program, None, Reply("timeout", hanging), deadline, mark)
-    try:
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError:
-        return Query(program, None, _without_program(program), deadline, mark)
-    return Query(program, child, None, deadline, mark)
+    query = Query(run_root, deadline_s, argv, dialect)
+    query.begin()
+    return query
 
 
 def settled(query: Query) -> bool:
     """Whether `reply` would return at once."""
-    return query.child is None or query.child.poll() is not None or time.monotonic() > query.deadline
+    if time.monotonic() > query.deadline:
+        return True
+    return query.begin() and (query.child is None or query.child.poll() is not None)
 
 
 def reply(query: Query) -> Reply:
-    """What it said; past the deadline the child is killed, remembered, and not waited for."""
+    """What it said; past the deadline the child is killed, and not waited for."""
+    while not query.begin():
+        if time.monotonic() > query.deadline:
+            return Reply("timeout", _hanging(query.program, query.note))
+        time.sleep(0.02)
     if query.known is not None or query.child is None:
         return query.known or Reply("absent", "")
     child = query.child
@@ -120,6 +160,7 @@ def reply(query: Query) -> Reply:
         if not part:
             break
         output += part
+    child.stdout.close()
     try:
         status = child.wait(max(0.1, query.deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -136,8 +177,7 @@ def answer(query: Query) -> dict[str, Any]:
     said = reply(query)
     if said.status == "error" and _UNKNOWN in said.detail and query.dialect + 1 < len(_DIALECTS):
         left, dialect = max(1.0, query.deadline - time.monotonic()), query.dialect + 1
-        again = ask(os.path.dirname(query.mark), left, table(dialect))
-        return answer(again._replace(dialect=dialect))
+        return answer(ask(query.run_root, left, table(dialect), dialect))
     rows = [_row(line, _DIALECTS[query.dialect]) for line in said.text.splitlines() if line.strip()]
     return {"status": said.status, "detail": said.detail, "rows": rows}
 
@@ -177,24 +217,30 @@ def _reasons(bits: int) -> list[str]:
 
 
 def _give_up(query: Query, child: subprocess.Popen[bytes]) -> Reply:
-    proc = procs.look(child.pid)
     child.kill()
-    if proc:
-        try:
-            write_json(query.mark, {"pid": proc.pid, "start": proc.start, "since": time.time()})
-        except OSError:
-            pass  # without the note a later look starts another: no reason to fail this one
+    if child.stdout is not None:
+        child.stdout.close()
     return Reply("timeout", f"{query.program} did not answer in time")
 
 
-def _hanging(program: str, mark: str) -> str:
-    """Words about an earlier child of ours that cannot die (state D), or an empty text."""
-    noted = read_json(mark)
-    if noted is None:
-        return ""
-    proc = procs.look(noted["pid"]) if isinstance(noted.get("pid"), int) else None
-    if proc is None or proc.start != noted.get("start"):
-        remove_quietly(mark)
-        return ""
-    age = int(time.time() - (number(noted, "since") or 0))
-    return f"{program} hangs in the driver for {age} s (pid {proc.pid}, state {proc.state})"
+def _take(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _hanging(program: str, note: str) -> str:
+    """Words about the child of an earlier look that still holds the lock: it cannot die (state D)."""
+    noted = read_json(note) or {}
+    proc, since = _living(noted), number(noted, "since")
+    who = f" (pid {proc.pid}, state {proc.state})" if proc else ""
+    age = f" for {int(time.time() - since)} s" if since is not None else ""
+    return f"{program} hangs in the driver{age}{who}"
+
+
+def _living(noted: dict[str, Any]) -> procs.Proc | None:
+    """The noted process: the note of one that is gone is about to be written anew."""
+    pid = noted.get("pid")
+    return procs.look(pid) if isinstance(pid, int) else None
