@@ -23,6 +23,8 @@ from controller.watchdog import Watchdog
 # Paramiko's sendall copies the rest of its buffer for each packet: 64 MiB in one piece go at 2 MiB/s.
 SLICE = 32 * 1024
 READ = 256 * 1024
+_LOST = "check the host and the way to it; the run may be fine"
+_SUSPENDED = "it may be suspended, by a backup for instance: nothing was begun, try again when it is resumed"
 _LINGER_S = 1.0  # how long a finished command may take to give its exit status
 
 Sink = Callable[[bytes], None]
@@ -115,12 +117,13 @@ class Link:
         deadline: Deadline,
     ) -> None:
         ends_at = time.monotonic() + deadline.total if deadline.total else None
+        begins_by: float | None = time.monotonic() + deadline.begin
         lingering_since: float | None = None
         while True:
             moved = False
             while channel.recv_ready():
                 on_stdout(channel.recv(READ))
-                moved = True
+                moved, begins_by = True, None
             while channel.recv_stderr_ready():
                 on_stderr(channel.recv_stderr(READ))
                 moved = True
@@ -139,6 +142,8 @@ class Link:
                 if time.monotonic() - lingering_since > _LINGER_S:
                     return
             self._check(ends_at, deadline)
+            if begins_by is not None and time.monotonic() > begins_by:
+                raise self._lost(f"it did not begin to answer within {deadline.begin:g} s", _SUSPENDED)
             if channel.eof_received:
                 channel.status_event.wait(0.05)  # select would return at once, for ever
             else:
@@ -152,10 +157,8 @@ class Link:
         if ends_at is not None and time.monotonic() > ends_at:
             raise self._lost(f"no answer within {deadline.total:g} s")
 
-    def _lost(self, why: str) -> ConnectionLost:
-        return ConnectionLost(
-            f"lost {_where(self.endpoint)}: {why}", "check the host and the way to it; the run may be fine"
-        )
+    def _lost(self, why: str, mend: str = _LOST) -> ConnectionLost:
+        return ConnectionLost(f"lost {_where(self.endpoint)}: {why}", mend)
 
 
 class _Sender:

@@ -52,8 +52,14 @@ def serve(stdin: IO[bytes]) -> None:
     except (ValueError, KeyError, TypeError) as error:
         os.write(2, f"pctrun agent: the request is not a JSON line with a nonce ({error})\n".encode())
         os._exit(1)
-    status = answer(request, Frames(1, nonce), stdin)
-    os._exit(status)
+    frames = Frames(1, nonce)
+    try:
+        if frames.gone():
+            raise BrokenPipeError
+        os.write(1, b"\n")  # the first word: the container answers, however long the work takes
+    except BrokenPipeError:  # nobody waits for this order any more, as after the container was suspended
+        os._exit(1)
+    os._exit(answer(request, frames, stdin))
 
 
 def answer(request: Any, frames: Frames, stdin: IO[bytes]) -> int:

@@ -85,6 +85,7 @@ class Agent(subprocess.Popen[bytes]):
     """The agent's process; its frames must carry the request's nonce."""
 
     nonce = ""
+    begun = False  # its first word, an empty line, was read
 
 
 def spawn(environment: dict[str, str], python: str = sys.executable) -> Agent:
@@ -104,6 +105,9 @@ def next_frame(process: Agent) -> tuple[str, bytes] | None:
     """The next frame, or None at the end of the stream; anything else on the stream fails the test."""
     stream = process.stdout
     header = stream.readline()
+    if header == b"\n" and not process.begun:
+        process.begun = True
+        header = stream.readline()
     if not header:
         return None
     mark, nonce, kind, length = header.split()

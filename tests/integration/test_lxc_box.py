@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from controller import sandbox
+from controller import inventory, links, sandbox, stopping
+from controller.call import call
+from controller.deadline import Deadline
+from controller.errors import Unreachable
 from controller.sandbox import SandboxError, needs, rootfs
 from controller.sandbox.pct.host import Host
 
@@ -197,3 +200,25 @@ def test_the_server_goes_away_and_comes_back_as_the_same(lxc, monkeypatch: pytes
     lxc.invoke("abort")
     follower.communicate(timeout=60)
     assert follower.returncode in (0, 5)
+
+
+def test_an_order_to_a_suspended_container_ends_and_is_not_carried_out_later(
+    lxc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pct exec` enters a frozen container and stays silent; what it was told must not happen at its end."""
+    monkeypatch.setenv("PCTRUN_SANDBOX", str(lxc.sandbox))
+    box = inventory.load(lxc.folder / "inventory.yaml").boxes["sandbox"]
+    run = lxc.ask("restart", FOR_EVER)["start"]["run"]
+    lxc_program(lxc, "lxc-freeze", 200)
+    try:
+        with pytest.raises(Unreachable, match="did not begin to answer within 2 s") as caught:
+            call(box, "stop", stopping.args(box, run=run), deadline=Deadline(begin=2.0))
+        assert "suspended" in caught.value.hint
+        assert "running" in pct(lxc, "status", "200")
+    finally:
+        lxc_program(lxc, "lxc-unfreeze", 200)
+        links.close_all()
+    time.sleep(1)  # the late order has reached its agent by now
+    seen = lxc.status()
+    assert (seen["snapshot"]["run"]["id"], seen["snapshot"]["run"]["stop"]) == (run, None)
+    assert lxc.ask("abort")["outcome"] == "stopped"
