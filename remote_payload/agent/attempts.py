@@ -158,11 +158,9 @@ def _look_at(run_dir: str, end: Json, pid: int) -> Crash:
     state: dict[str, Any] = read_json(os.path.join(run_dir, "state.json")) or {}
     step = number(state, "step") if state.get("pid") == pid else None
     block = last_traceback(os.path.join(run_dir, "train.log"))
-    raised = block[-1] if block and block[0].startswith("Traceback") else ""
-    detail = str(end.get("detail") or "")
-    says = (detail if end.get("signal") else raised or detail)[:300]
+    says = str(end.get("detail") or "")
     failure = f"{end.get('signal') or end.get('code')} {_VARIES.sub('#', says)}"
-    return Crash(None if step is None else int(step), says, failure, "\n".join((detail, *block)))
+    return Crash(None if step is None else int(step), says, failure, "\n".join((says, *block)))
 
 
 def _free(run_dir: str) -> float:

@@ -26,11 +26,12 @@ from agent import (
     runs,
     secrets,
 )
-from agent.files import read_json, tail_lines, tail_offset
+from agent.files import last_traceback, read_json, tail_lines, tail_offset
 
 POLL_S = 0.2
 CHUNK = 64 * 1024
 PANE_LINES = 200
+EXCEPTION_LINES = 12  # of the log's end: an exception above them was not the end
 
 
 def main(run_dir: str, offer: str = "") -> int:
@@ -167,8 +168,14 @@ def judge_exit(run_dir: str, returncode: int, no_memory: bool = False) -> dict[s
         return {**facts, "reason": phase, "detail": ""}
     if returncode == 0:
         return {**facts, "reason": "crashed", "detail": f"ended with status 0 in phase {phase or 'none'}"}
-    last = next(iter(tail_lines(os.path.join(run_dir, "train.log"), 1)), "no output")
-    return {**facts, "reason": "crashed", "detail": last[:300]}
+    return {**facts, "reason": "crashed", "detail": _last_word(os.path.join(run_dir, "train.log"))[:300]}
+
+
+def _last_word(log: str) -> str:
+    """The exception at the end, also where its message has more lines, as CUDA has; else the last line."""
+    lines, block = tail_lines(log, EXCEPTION_LINES), last_traceback(log)
+    raised = block and block[0].startswith("Traceback") and block[-1] in lines
+    return block[-1] if raised else (lines or ["no output"])[-1]
 
 
 if __name__ == "__main__":

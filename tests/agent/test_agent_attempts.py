@@ -177,3 +177,11 @@ def test_threads_run_ahead_so_a_step_is_the_same_within_two():
 
 def test_pauses_double_up_to_ten_minutes():
     assert [attempts.pause_s(n, 15.0) for n in (1, 2, 3, 6, 7, 9)] == [15, 30, 60, 480, 600, 600]
+
+
+def test_an_exception_of_many_lines_is_told_by_its_first(ready):
+    says = (
+        f"{CUDA}\nCUDA kernel errors might be reported later.\n\nCompile with TORCH_USE_CUDA_DSA to see more."
+    )
+    begin(ready, (5, says), limit=0)
+    assert ended(ready)["detail"] == f"RuntimeError: {CUDA}"
