@@ -12,6 +12,7 @@ from pathlib import Path
 
 WARM_UP = 0.3  # of a process's samples: imports, first buffers, the allocator's pools
 RSS_SLACK = 0.06, 3 << 20  # what two halves may differ: a share, and bytes at least
+COUNT_SLACK = 4  # files and threads: a server on a busy machine always has some calls in flight
 ZOMBIE_S = 3.0  # a parent may be slow to look
 
 
@@ -51,7 +52,7 @@ class Series:
             found.append(f"{self.role} grew from {old / 2**20:.1f} to {new / 2**20:.1f} MiB")
         for what in ("files", "threads"):
             low, high = (min(getattr(sample, what) for sample in half) for half in (before, after))
-            if high > low:
+            if high > low + COUNT_SLACK:
                 found.append(f"{self.role} had {low} {what}, then never less than {high}")
         return found
 
@@ -72,14 +73,17 @@ class Series:
 
 
 class Sampler:
-    """Looks at `watched()` ({role: pid}) again and again in a thread of its own, until it is stopped.
+    """Looks at `watched()` ((role, pid), …) again and again in a thread of its own, until it is stopped.
 
     `series` has one entry for each process that was seen in a role; `zombies` what stayed one for ZOMBIE_S
     below any of `families` (process ids).
     """
 
     def __init__(
-        self, watched: Callable[[], dict[str, int]], families: Callable[[], Iterable[int]], every_s: float
+        self,
+        watched: Callable[[], Iterable[tuple[str, int]]],
+        families: Callable[[], Iterable[int]],
+        every_s: float,
     ) -> None:
         self.series: dict[tuple[str, int], Series] = {}
         self.zombies: list[str] = []
@@ -97,10 +101,19 @@ class Sampler:
     def growth(self) -> list[str]:
         return [line for series in self.series.values() for line in series.growth()]
 
+    def lines(self) -> list[str]:
+        """One for each role: its longest series, and how many more processes were seen in it."""
+        found = []
+        for role in dict.fromkeys(series.role for series in self.series.values()):
+            every = [series for series in self.series.values() if series.role == role]
+            longest = max(every, key=lambda series: len(series.samples))
+            found.append(longest.line() + (f"   and {len(every) - 1} more" if len(every) > 1 else ""))
+        return found
+
     def _run(self) -> None:
         while not self._over.wait(self._every_s):
             self.looks += 1
-            for role, pid in self._watched().items():
+            for role, pid in self._watched():
                 sample = look(pid)
                 if sample is not None:
                     self.series.setdefault((role, pid), Series(role, pid)).samples.append(sample)

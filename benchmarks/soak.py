@@ -60,6 +60,7 @@ class Soak:
         self._payload(self.ana.payload, int(log_mb_s * 1e6 * STEP_S))
         self.server, self.init = facts().server_pid or 0, facts().container_pid or 0
         self.watch: subprocess.Popen[str] | None = None
+        self.reader: subprocess.Popen[str] | None = None
         self.codes: Counter[int] = Counter()
         self.restarts = self.followed = 0
         self.log_peak = 0
@@ -136,20 +137,26 @@ class Soak:
         """Every run's log to its end, read by another workstation."""
         while not self.over.is_set():
             words = ("logs", "--follow", "--lines", "10")
-            process = self.ben.start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            err = process.communicate()[1]
+            self.reader = self.ben.start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            err = self.reader.communicate()[1]
             self.followed += 1
-            if process.returncode != 0:
-                self.findings.append(f"logs --follow: {process.returncode} {err[-400:]}")
+            if self.reader.returncode != 0:
+                self.findings.append(f"logs --follow: {self.reader.returncode} {err[-400:]}")
                 time.sleep(1)
 
-    def _watched(self) -> dict[str, int]:
-        """The watch; its agent: the container's longest-lived program from stdin; the server."""
+    def _watched(self) -> list[tuple[str, int]]:
+        """The two that stream, the server, and the agents (programs from stdin) in the container.
+
+        The watch's is the oldest; of the others only the log's live long enough to be judged.
+        """
         assert self.watch is not None
+        found = [("watch", self.watch.pid), ("server", self.server)]
+        if self.reader is not None:
+            found.append(("log reader", self.reader.pid))
         agents = [pid for pid, argv in inside(self.init).items() if argv[1:3] == ["-I", "-c"]]
-        oldest = min(agents, key=_started, default=None)
-        found = {"watch": self.watch.pid, "server": self.server}
-        return found if oldest is None else {**found, "watch's agent": oldest}
+        for place, pid in enumerate(sorted(agents, key=_started)):
+            found.append(("other agents" if place else "watch's agent", pid))
+        return found
 
     def _weigh_logs(self) -> None:
         for path in (self.base / "sandbox" / "ct" / "200").glob(f".{RUN_IDS}/*/train.log"):
@@ -205,8 +212,8 @@ def main() -> None:
         f"{soak.followed} logs followed to their end, {sampler.looks} samples, "
         f"largest log on disk {soak.log_peak >> 20} MiB, load {os.getloadavg()[0]:.1f}"
     )
-    for series in sampler.series.values():
-        print(f"  {series.line()}")
+    for line in sampler.lines():
+        print(f"  {line}")
     for finding in soak.findings:
         print(f"  FOUND  {finding}")
     print("nothing grew, nothing stayed" if not soak.findings else f"{len(soak.findings)} findings")
