@@ -70,18 +70,25 @@ $(STAMP): pyproject.toml remote_payload/constraints-cpu.txt
 	  --constraint remote_payload/constraints-cpu.txt --editable '.[sandbox,payload,plot,dev]' && touch $@; } \
 	  | $(WORTH_SEEING); [ -e $@ ]
 
-# tmux and bubblewrap carry the embedded box; python3-venv only where Debian split it off.
+# tmux and bubblewrap carry the embedded box; python3-venv only where Debian split it off. Its second engine is for the tests alone: only
+# root can use it, and where systemd runs, these packages would start services (sshd, a bridge) that nobody has asked for.
+test: SECOND_ENGINE := lxc-start=lxc debootstrap=debootstrap /usr/sbin/sshd=openssh-server
 system:
 	@missing=""; \
 	command -v tmux  >/dev/null || missing="$$missing tmux"; \
 	command -v bwrap >/dev/null || missing="$$missing bubblewrap"; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
-	[ -z "$$missing" ] && exit 0; \
 	if [ "$$(id -u)" = 0 ]; then as=""; \
 	elif sudo -n true 2>/dev/null; then as="sudo -n"; \
-	else echo "the embedded box needs:$$missing. Install with: sudo apt-get install -y$$missing" >&2; exit 1; fi; \
-	echo "system packages:$$missing"; \
-	{ $$as apt-get install -y -qq $$missing || { $$as apt-get update -qq && $$as apt-get install -y -qq $$missing; }; } >/dev/null
+	elif [ -n "$$missing" ]; then echo "the embedded box needs:$$missing. Install with: sudo apt-get install -y$$missing" >&2; exit 1; fi; \
+	install() { \
+	  echo "system packages:$$*"; \
+	  { $$as apt-get install -y -qq $$* || { $$as apt-get update -qq && $$as apt-get install -y -qq $$*; }; } >/dev/null; }; \
+	[ -z "$$missing" ] || install "$$missing" || exit 1; \
+	more=""; \
+	for each in $(SECOND_ENGINE); do command -v "$${each%=*}" >/dev/null || more="$$more $${each#*=}"; done; \
+	if [ -n "$$more" ] && [ "$$(id -u)" = 0 ] && [ ! -d /run/systemd/system ]; then \
+	  install --no-install-recommends "$$more" || echo "tests on LXC are skipped: these packages cannot be had" >&2; fi
 
 model: env
 	@$(RUN) sandbox.model
