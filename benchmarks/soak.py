@@ -69,8 +69,8 @@ class Soak:
         self.ana.type("deploy")
         before = self._calm({})
         self.ana.type("restart")
-        loops = [threading.Thread(target=self._ask, args=(who,)) for who in (self.ana, self.ben)]
-        loops.append(threading.Thread(target=self._follow))
+        loops = [threading.Thread(target=self._ask, args=(who,), daemon=True) for who in (self.ana, self.ben)]
+        loops.append(threading.Thread(target=self._follow, daemon=True))
         with self._watching():
             sampler = Sampler(self._watched, lambda: (os.getpid(), self.server, self.init), every_s)
             for loop in loops:
