@@ -19,6 +19,7 @@ SETTLE_S = (
 )
 END_S = 10.0  # an end that the supervisor has not written down yet: it will say how, within a moment
 REARM_S = 600.0  # healthy for so long, and the next trouble is news again; a shorter recovery is flapping
+LEAST_HIDDEN = 6  # characters: a shorter value is no token, and stands in many words
 _ENDS = ("crashed", "finished", "stopped")
 _TYPES = {"crashed": "failure", "stalled": "failure", "degraded": "warning", "finished": "success"}
 
@@ -54,13 +55,19 @@ def _settles(verdict: Verdict, snapshot: Json | None) -> float:
     return END_S if verdict.word in _ENDS and attended and not run.get("exit") else 0.0
 
 
-def message(label: str, verdict: Verdict, snapshot: Json | None) -> Json:
-    """`title`, `body` and `type` (apprise's: failure, warning, success or info) of one message."""
+def message(label: str, verdict: Verdict, snapshot: Json | None, hide: Iterable[str] = ()) -> Json:
+    """`title`, `body` and `type` (apprise's: failure, warning, success or info) of one message.
+
+    `hide`: values that must not leave, also where the trainer's own words, which a reason quotes, hold one.
+    """
     run = ((snapshot or {}).get("run") or {}).get("id") or "no run"
     lines = [verdict.summary, *(f"why   {reason}" for reason in verdict.reasons[:1])]
     lines.append(f"next  {render.next_step(verdict, snapshot)}")
+    body = "\n".join(lines)
+    for value in hide:
+        body = body.replace(value, "…") if len(value) >= LEAST_HIDDEN else body
     return {
         "title": f"{label}  {run}  {verdict.word.upper()}",
-        "body": "\n".join(lines),
+        "body": body,
         "type": _TYPES.get(verdict.word, "info"),
     }

@@ -35,6 +35,7 @@ class Teller:
             raise PreflightFailed(
                 f"{scheme}:// needs the package apprise, which is not installed here", _CANNOT
             )
+        self._hide = secrets.readable(box)
         self._run: str | None = None
         self._changes = Changes(self._when)
         self._held: list[tuple[float, str, Json]] = []  # since, word, message
@@ -50,7 +51,7 @@ class Teller:
             known = verdict.word if self._run is None else "starting"
             self._run, self._changes = run["id"], Changes(self._when, known)
         if self._changes.take(verdict, snapshot, now):
-            self._held.append((now, verdict.word, message(self._label, verdict, snapshot)))
+            self._held.append((now, verdict.word, message(self._label, verdict, snapshot, self._hide)))
         self._held = [each for each in self._held if not _told(each[1], snapshot)]
         attended = any(each.get("role") == "notifier" for each in run.get("processes") or [])
         due = [each for each in self._held if not attended or now - each[0] > HOLD_S]

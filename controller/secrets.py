@@ -5,6 +5,7 @@ They are read here when a run starts, travel in the request on stdin, and become
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -51,6 +52,15 @@ def _notify(box: Box) -> dict[str, Any]:
 def environment(box: Box) -> dict[str, str]:
     """The values of the box's `secrets:` by name; raises PreflightFailed for those that are missing."""
     return _all({f"secret {name}": reference for name, reference in box.secrets.items()}, "secret ", box)
+
+
+def readable(box: Box) -> list[str]:
+    """The values that can be read now: what a message must not hold."""
+    found = []
+    for reference in box.secrets.values():
+        with contextlib.suppress(PreflightFailed):
+            found.append(read(reference))
+    return found
 
 
 def urls(box: Box) -> list[str]:

@@ -27,7 +27,7 @@ KEPT = 20  # messages that notify.json remembers
 
 class Opinion(NamedTuple):
     """What the controller knows: `judge(snapshot, gpus=…)`, `changes(when, known)`, `message(label, verdict,
-    snapshot)`, `send(urls, message)`."""
+    snapshot, hide)`, `send(urls, message)`."""
 
     judge: Callable[..., Any]
     changes: Callable[..., Any]
@@ -38,7 +38,7 @@ class Opinion(NamedTuple):
 def main(opinion: Opinion) -> int:
     """Watch the run of RUN_DIR (the last argument) to its end.
 
-    stdin: a line of JSON `{urls, when, box, gpus, look_s, roots}`, then nothing; its end means that the
+    stdin: a line of JSON `{urls, when, box, gpus, look_s, hide, roots}`, then nothing; its end means that the
     supervisor has written how the run ended, or is gone.
     """
     run_dir = sys.argv[-1]
@@ -70,7 +70,7 @@ class Watcher:
     def __init__(self, run_dir: str, wish: Json, opinion: Opinion) -> None:
         self.run_dir, self.opinion = run_dir, opinion
         self.urls, self.when = wish["urls"], wish["when"]
-        self.box, self.gpus = wish["box"], wish["gpus"]
+        self.box, self.gpus, self.hide = wish["box"], wish["gpus"], wish["hide"]
         self.look_s = float(wish.get("look_s") or LOOK_S)
         self.changes = opinion.changes(self.when, "starting")
         self.sent: list[Json] = []
@@ -93,7 +93,8 @@ class Watcher:
         verdict = self.opinion.judge(facts, gpus=self.gpus)
         if not self.changes.take(verdict, facts, time.monotonic()):
             return
-        failures = self.opinion.send(self.urls, self.opinion.message(self.box, verdict, facts))
+        message = self.opinion.message(self.box, verdict, facts, self.hide)
+        failures = self.opinion.send(self.urls, message)
         if len(failures) < len(self.urls):
             self.sent = [*self.sent, {"word": verdict.word, "at": time.time()}][-KEPT:]
         self.note_failure(verdict.word, failures)

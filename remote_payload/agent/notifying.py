@@ -11,7 +11,7 @@ import threading
 import zlib
 from typing import Any
 
-from agent import interpreter, procs
+from agent import interpreter, procs, secrets
 from agent.call import Call, Json, Refusal
 from agent.files import read_json
 
@@ -66,6 +66,7 @@ def handover(call: Call) -> Json:
     if not wish:
         return call.private
     told = {name: wish.get(name) for name in ("urls", "when", "box", "gpus", "look_s")}
+    told["hide"] = list(secrets.environment(call.private).values())
     return {**call.private, "notify": {**told, "roots": call.roots._asdict()}}
 
 

@@ -18,6 +18,7 @@ from tests.inbox import Inbox, open_inbox
 LONG = {"steps": 100000, "step_s": 0.02}
 SHORT = {"steps": 20, "step_s": 0.02}
 WHEN = ["crashed", "stalled", "degraded", "finished"]
+TOKEN = "planted-token-4b"
 PATH = "planted-path-88c1"
 
 
@@ -83,6 +84,33 @@ def test_a_finished_run_is_one_message(ready: Any, inbox: Inbox) -> None:
     run = ready.start(recipe=SHORT).result["run"]
     ended(ready, run)
     assert inbox.titles == [f"lab/200  {run}  FINISHED"]
+
+
+def test_a_crash_that_is_tried_again_is_told_and_the_notifier_lives_on(ready: Any, inbox: Inbox) -> None:
+    ready.private = {**wish(address(inbox)), "environment": {"HF_TOKEN": TOKEN}}
+    run = ready.start(recipe={**LONG, "save_every": 5}, auto_restart=1, backoff_s=1.0).result["run"]
+    notifier, first = role(ready, run, "notifier"), role(ready, run, "trainer")
+    os.kill(first.pid, signal.SIGKILL)
+    ready.wait_for(lambda: inbox.got, "a message")
+    assert inbox.titles == [f"lab/200  {run}  DEGRADED"]
+    assert "starts again" in inbox.got[0]["message"]
+    second = ready.wait_for(
+        lambda: next((p for p in ready.scope(run) if "trainer" in p.argv and p.pid != first.pid), None),
+        "another attempt",
+    )
+    assert procs.look(notifier.pid) is not None
+    os.kill(second.pid, signal.SIGKILL)
+    ended(ready, run)
+    assert inbox.titles[1:] == [f"lab/200  {run}  CRASHED"]
+
+
+def test_a_secret_in_the_trainers_last_words_does_not_leave(ready: Any, inbox: Inbox) -> None:
+    ready.private = {**wish(address(inbox)), "environment": {"HF_TOKEN": "the stand-in"}}
+    answer = ready.start("die")
+    run = answer.error["run"]
+    ended(ready, run)
+    [message] = inbox.got
+    assert "ValueError: … dies as it was told" in message["message"]
 
 
 def test_a_stop_is_no_news_and_no_later_for_the_notifier(ready: Any, inbox: Inbox) -> None:

@@ -217,6 +217,18 @@ def test_the_workstation_tells_of_a_change(inbox: Inbox, monkeypatch: pytest.Mon
     assert watch(notify_watch.Teller(box), crashed_of(healthy))["sent"] == [], "it was so before"
 
 
+def test_a_secret_that_a_reason_quotes_does_not_leave(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN_HERE", SECRET)
+    box = a_box(monkeypatch, f"json://{inbox.host}/")
+    box = box.replace(secrets={"A": "env:TOKEN_HERE", "B": "env:NOT_THERE_4"})
+    healthy = case("healthy")
+    end = crashed_of(healthy)
+    end["run"]["exit"] |= {"signal": None, "code": 1}
+    end["run"]["log"]["traceback"] = ["Traceback (most recent call last):", f"OSError: 401 for {SECRET}"]
+    watch(notify_watch.Teller(box), healthy, end)
+    assert "OSError: 401 for …" in inbox.got[0]["message"]
+
+
 def test_what_the_runs_own_notifier_has_told_is_not_told_again(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
