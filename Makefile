@@ -82,13 +82,13 @@ system:
 	elif sudo -n true 2>/dev/null; then as="sudo -n"; \
 	elif [ -n "$$missing" ]; then echo "the embedded box needs:$$missing. Install with: sudo apt-get install -y$$missing" >&2; exit 1; fi; \
 	install() { \
-	  echo "system packages:$$*"; \
+	  echo "system packages:$$1"; \
 	  { $$as apt-get install -y -qq $$* || { $$as apt-get update -qq && $$as apt-get install -y -qq $$*; }; } >/dev/null; }; \
 	[ -z "$$missing" ] || install "$$missing" || exit 1; \
 	more=""; \
 	for each in $(SECOND_ENGINE); do command -v "$${each%=*}" >/dev/null || more="$$more $${each#*=}"; done; \
 	if [ -n "$$more" ] && [ "$$(id -u)" = 0 ] && [ ! -d /run/systemd/system ]; then \
-	  install --no-install-recommends "$$more" || echo "tests on LXC are skipped: these packages cannot be had" >&2; fi
+	  install "$$more" --no-install-recommends || echo "tests on LXC are skipped: these packages cannot be had" >&2; fi
 
 model: env
 	@$(RUN) sandbox.model
