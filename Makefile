@@ -72,7 +72,7 @@ $(STAMP): pyproject.toml remote_payload/constraints-cpu.txt
 
 # tmux and bubblewrap carry the embedded box; python3-venv only where Debian split it off. Its second engine is for the tests alone: only
 # root can use it, and where systemd runs, these packages would start services (sshd, a bridge) that nobody has asked for.
-test: SECOND_ENGINE := lxc-start=lxc debootstrap=debootstrap /usr/sbin/sshd=openssh-server
+test: SECOND_ENGINE := lxc-start=lxc debootstrap=debootstrap /usr/sbin/sshd=openssh-server sudo=sudo
 system:
 	@missing=""; \
 	command -v tmux  >/dev/null || missing="$$missing tmux"; \
