@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench import checkpoint as bench_checkpoint
 from trainer import checkpoint
 from trainer.config import load_recipe
 from trainer.drafter import Drafter, initialise
@@ -186,3 +187,15 @@ def test_weights_that_are_no_numbers_are_named(tmp_path, make):
     path = checkpoint.save(tmp_path, 1, drafter, optimizer, CONFIG, keep=2)
     with pytest.raises(Refusal, match=r"norm.weight has NaN or infinite values: resume from another"):
         checkpoint.load(path, 1, drafter, optimizer)
+
+
+def test_the_bench_tells_what_a_checkpoint_costs(tiny_release, tiny_target, tmp_path, capsys):
+    recipe = str(tiny_release / "recipes/tiny.yaml")
+    assert (
+        bench_checkpoint.main(
+            ["--model", str(tiny_target), "--recipe", recipe, "--folder", str(tmp_path), "--times", "2"]
+        )
+        == 0
+    )
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in told[1:]] == ["seconds", "save", "seal", "check"]
