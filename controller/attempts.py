@@ -19,11 +19,16 @@ def limit(run: Json) -> int:
     return int(wish.get("limit") or 0) if isinstance(wish, dict) else 0
 
 
+def restarted(run: Json) -> int:
+    """How often it was started again after a crash."""
+    return int((run.get("attempts") or {}).get("restarted") or 0)
+
+
 def pending(run: Json) -> Json | None:
     """The crash that is going to be tried again and has not been yet."""
     told = run.get("attempts") or {}
     crashes = told.get("crashes") or []
-    waits = crashes and crashes[-1].get("again_at") and len(crashes) > (told.get("restarted") or 0)
+    waits = crashes and crashes[-1].get("again_at") and len(crashes) > restarted(run)
     return dict(crashes[-1]) if waits else None
 
 
@@ -31,19 +36,18 @@ def again(run: Json, crash: Json, now: float) -> str:
     """The headline of a pause: `crashed at step 40, starts again in 25s (restart 2 of 3)`."""
     left = crash["again_at"] - now
     when = f"in {words.duration(left)}" if left >= 1 else "now"
-    number = int((run.get("attempts") or {}).get("restarted") or 0) + 1
-    return f"crashed{_at(crash)}, starts again {when} (restart {number} of {limit(run)})"
+    return f"crashed{_at(crash)}, starts again {when} (restart {restarted(run) + 1} of {limit(run)})"
 
 
 def so_far(run: Json, now: float) -> Iterator[str]:
     """One line on a run that was restarted: how often, and the last crash."""
     told = run.get("attempts") or {}
-    crashes, restarted = told.get("crashes") or [], int(told.get("restarted") or 0)
-    if not restarted or len(crashes) < restarted:
+    crashes, number = told.get("crashes") or [], restarted(run)
+    if not number or len(crashes) < number:
         return
-    last = crashes[restarted - 1]
+    last = crashes[number - 1]
     age = f" {words.age(max(0.0, now - last['at']))} ago" if last.get("at") else ""
-    times = f"{restarted} of {int(told.get('limit') or 0)} times"
+    times = f"{number} of {int(told.get('limit') or 0)} times"
     yield f"restarted {times}, last crash{age}{_at(last)}: {says(last)}"
 
 
@@ -51,7 +55,7 @@ def given_up(run: Json) -> Iterator[str]:
     """Why a crash was not tried again, where that was asked for."""
     told = run.get("attempts") or {}
     if told.get("given_up"):
-        times = f"restarted {int(told.get('restarted') or 0)} of {int(told.get('limit') or 0)} times"
+        times = f"restarted {restarted(run)} of {int(told.get('limit') or 0)} times"
         yield f"{times}, not tried again: {told['given_up']}"
 
 

@@ -7,7 +7,7 @@ import datetime
 import time
 from typing import Any
 
-from controller import history, words
+from controller import attempts, history, words
 from controller.console import Console
 from controller.history import Figures, History
 from controller.inventory import Box
@@ -51,7 +51,7 @@ def document(entry: Json, found: History) -> Json:
         "operator": record.get("operator"),
         "resume_from": record.get("resume_from"),
         "config_hash": record.get("config_hash"),
-        "restarted": int((entry.get("attempts") or {}).get("restarted") or 0),
+        "restarted": attempts.restarted(entry),
         "pinned": bool(entry.get("pin")),
         "seen_at": entry.get("seen_at"),
         "checkpoints": [each["step"] for each in entry.get("checkpoints") or []],

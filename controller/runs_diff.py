@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from controller import history, runs, runs_show, source, words
+from controller import attempts, history, runs, runs_show, source, words
 from controller.console import Console
 from controller.inventory import Box
 from controller.outcome import Outcome
@@ -80,6 +80,8 @@ def outcomes(a: Json, b: Json, now: float | None) -> Iterator[Row]:
     x, y = history.figures(a, now), history.figures(b, now)
     yield Row("run", "verdict", x.word, y.word)
     yield _compared("run", "step", x.step, y.step)
+    again = [{"restarts after crashes": attempts.restarted(each)} for each in (a, b)]
+    yield from _unequal("run", *again)
     yield _compared("speed", "tok/s", x.tokens_per_s, y.tokens_per_s)
     yield _compared("speed", "s a step", x.step_s, y.step_s)
     common = min(_last_step(a), _last_step(b))
