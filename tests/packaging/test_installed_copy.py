@@ -8,10 +8,13 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from controller import release
 
@@ -29,12 +32,24 @@ def built(kind: str, source: Path, into: Path) -> Path:
     return made
 
 
+def declared() -> set[str]:
+    """The distributions that `pip install .[sandbox]` brings, by their names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    waiting, found = [*project["dependencies"], *project["optional-dependencies"]["sandbox"]], set[str]()
+    while waiting:
+        wanted = Requirement(waiting.pop())
+        if (wanted.marker is None or wanted.marker.evaluate({"extra": ""})) and wanted.name not in found:
+            found.add(wanted.name)
+            waiting += metadata.distribution(wanted.name).requires or []
+    return found
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`bin/` of an environment with pctrun from the wheel of the sdist; libraries are those of the tests.
+    """`bin/` of an environment with pctrun from the wheel of the sdist, as pip would make it.
 
-    The link to them is a line of a .pth file, whose folder's own .pth files are not read: the editable
-    install of the checkout stays outside.
+    Its libraries are links to those of the tests, but only to what pyproject.toml declares for `[sandbox]` and
+    what that needs: an import that is not declared fails.
     """
     place = tmp_path_factory.mktemp("packaging")
     with tarfile.open(built("sdist", ROOT, place / "sdist")) as archive:
@@ -47,7 +62,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--python", str(place / "venv"), "install", "--quiet"]
     subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True)
     [site] = (place / "venv" / "lib").glob("python*/site-packages")
-    (site / "libraries.pth").write_text(f"{SITE}\n")
+    for name in sorted(declared()):
+        for top in {file.parts[0] for file in metadata.distribution(name).files or ()} - {
+            "..",
+            "__pycache__",
+        }:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(SITE, top))
     return place / "venv" / "bin"
 
 
