@@ -48,8 +48,8 @@ def declared() -> set[str]:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`bin/` of an environment with pctrun from the wheel of the sdist, as pip would make it.
 
-    Its libraries are links to those of the tests, but only to what pyproject.toml declares for `[sandbox]` and
-    what that needs: an import that is not declared fails.
+    Its libraries are links to those of the tests, but only to what pyproject.toml declares for `[sandbox]`
+    and what that needs: an import that is not declared fails.
     """
     place = tmp_path_factory.mktemp("packaging")
     with tarfile.open(built("sdist", ROOT, place / "sdist")) as archive:
