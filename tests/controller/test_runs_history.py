@@ -94,7 +94,16 @@ def changed() -> dict[str, Any]:
     for line in other["metrics"]:
         line["step_s"] = 0.4
     other["evaluations"][-1]["tau"] = 1.64
+    other["attempts"] = attempts(NOW - 3000)
     return other
+
+
+def attempts(at: float) -> dict[str, Any]:
+    """One crash that was tried again."""
+    says = "RuntimeError: CUDA error: unspecified launch failure"
+    crash = {"at": at, "step": 130, "code": 1, "signal": None, "says": says, "failure": f"1 {says}"}
+    crash |= {"again_at": at + 15, "resume": {"step": 120, "path": "/x"}}
+    return {"limit": 3, "restarted": 1, "given_up": None, "crashes": [crash]}
 
 
 def alive() -> dict[str, Any]:
@@ -105,6 +114,7 @@ def alive() -> dict[str, Any]:
         pin={"at": 1.0, "reason": "the paper", "operator": {"user": "bo", "host": "lap"}},
     )
     found["state"] = {"phase": "training", "step": 280, "steps": 300, "progress_at": NOW, "heartbeat": NOW}
+    found["attempts"] = attempts(NOW - 3000)
     found["processes"] = [
         {"pid": 5, "role": "trainer", "state": "S"},
         {"pid": 4, "role": "supervisor", "state": "S"},
