@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -161,15 +158,3 @@ def test_what_is_missing_is_said_before_anything_is_touched(desk: House) -> None
     desk.box("lab")
     said = desk.type("watch", "--notify")
     assert said.code == 1 and "box 'lab' names no address to notify" in said.err
-
-
-def test_status_says_when_no_message_gets_out(desk: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TELL_ME", f"json://127.0.0.1:9/{HOOK}")
-    run = desk.type("restart", "--set", "steps=30", "--from-scratch", "--json").json["start"]["run"]
-    began = time.monotonic()
-    gone(desk, run)
-    assert time.monotonic() - began < 30
-    said = desk.type("status")
-    assert "a message did not get out: address 1 (json://…): Connection refused" in said.out
-    told: dict[str, Any] = json.loads((desk.runs / run / "notify.json").read_text())
-    assert told["sent"] == []
