@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+import jsonschema
 import pytest
 from packaging.requirements import Requirement
 
@@ -149,6 +150,15 @@ def test_init_overwrites_nothing(programs: Path, project: Path, tmp_path: Path) 
     assert (tmp_path / ".gitignore").read_text() == ".sandbox/\n"
     assert "nothing was done" in run(programs, tmp_path, "-R", "init", "new").stdout
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("words", [("init", "new"), ("-R", "init"), ("init", "taken")])
+def test_init_keeps_its_published_schema(programs: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "tasks.py").touch()
+    done = run(programs, tmp_path, *words, "--json")
+    schema = json.loads((ROOT / "docs" / "schema" / "init.json").read_text())
+    jsonschema.validate(json.loads(done.stdout), schema)
 
 
 def test_without_a_project_it_says_how_to_make_one(programs: Path, tmp_path: Path) -> None:
