@@ -80,7 +80,7 @@ def outcomes(a: Json, b: Json, now: float | None) -> Iterator[Row]:
     x, y = history.figures(a, now), history.figures(b, now)
     yield Row("run", "verdict", x.word, y.word)
     yield _compared("run", "step", x.step, y.step)
-    again = [{"restarts after crashes": attempts.restarted(each)} for each in (a, b)]
+    again = [{"restarts": attempts.restarted(each)} for each in (a, b)]
     yield from _unequal("run", *again)
     yield _compared("speed", "tok/s", x.tokens_per_s, y.tokens_per_s)
     yield _compared("speed", "s a step", x.step_s, y.step_s)

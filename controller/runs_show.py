@@ -41,7 +41,7 @@ def _screen(box: Box, row: Json) -> Iterator[str]:
     record, place = row["record"] or {}, row["provenance"] or {}
     yield f"{box.label}  {row['id']}  {row['verdict'].upper()}  {row['summary']}"
     for reason in row["reasons"]:
-        yield _line("why", reason)
+        yield from _wrapped("why", reason)
     took = f", {words.duration(row['seconds'])} in all" if row["seconds"] is not None else ""
     by = runs.operator(row["operator"])
     yield _line("started", f"{runs.clock(row['created'])} UTC by {by}{took}")
@@ -51,7 +51,7 @@ def _screen(box: Box, row: Json) -> Iterator[str]:
     begin = row["resume_from"]
     yield _line("resumed", f"from {begin['run']} step {begin['step']}" if begin else "no, from scratch")
     for number, crash in enumerate((row["attempts"] or {}).get("crashes") or []):
-        yield _line("" if number else "crashes", attempts.line(crash))
+        yield from _wrapped("" if number else "crashes", attempts.line(crash))
     yield _line("recipe", f"{row['recipe']}  (configuration {row['config_hash'] or '?'})")
     for name, value in (record.get("overrides") or {}).items():
         yield _line("", f"{name} = {value}")
@@ -111,6 +111,11 @@ def gpus(facts: Json) -> str:
         return "none"
     listed = ", ".join(f"{count} x {name.removeprefix('NVIDIA ')}" for name, count in names.items())
     return f"{listed}, driver {facts.get('driver') or '?'}"
+
+
+def _wrapped(name: str, text: str) -> Iterator[str]:
+    for number, part in enumerate(textwrap.wrap(text, _WIDTH - 13)):
+        yield _line("" if number else name, part)
 
 
 def _line(name: str, text: str) -> str:
