@@ -130,7 +130,8 @@ def init(folder: str, payload: bool, *, as_json: bool, dry: bool) -> None:
 
     def act() -> Outcome:
         if dry:
-            return Outcome({"plan": [folder]}, f"init would make a project in {folder}; nothing was done")
+            would = f"make a project in {folder}"
+            return Outcome({"plan": [would]}, f"init would {would}; nothing was done")
         return making.run(Console(), Path(folder), payload=payload)
 
     _single("init", act, as_json=as_json)
