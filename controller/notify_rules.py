@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from controller import render
-from controller.verdict import Verdict
+from controller.verdict import UNSENT, Verdict
 
 Json = dict[str, Any]
 
@@ -61,7 +61,8 @@ def message(label: str, verdict: Verdict, snapshot: Json | None, hide: Iterable[
     `hide`: values that must not leave, also where the trainer's own words, which a reason quotes, hold one.
     """
     run = ((snapshot or {}).get("run") or {}).get("id") or "no run"
-    lines = [verdict.summary, *(f"why   {reason}" for reason in verdict.reasons[:1])]
+    reasons = [reason for reason in verdict.reasons if not reason.startswith(UNSENT)]  # this one gets out
+    lines = [verdict.summary, *(f"why   {reason}" for reason in reasons[:1])]
     lines.append(f"next  {render.next_step(verdict, snapshot)}")
     body = "\n".join(lines)
     for value in hide:

@@ -30,6 +30,7 @@ EXIT_CODES = {
 }
 
 STALL_FLOOR_S, STALL_CEILING_S, STALL_FACTOR = 60.0, 900.0, 10.0
+UNSENT = "a message did not get out"  # how the reason begins that says so
 LAUNCH_S = 30.0  # between run.json and the first process
 _HANG = re.compile(r"no thread has moved for (\d+) s:")
 
@@ -263,7 +264,7 @@ def _messages(run: Json) -> Iterator[str]:
         return
     told = run.get("notify") or {}
     for text in (told.get("failed") or {}).get("texts") or []:
-        yield f"a message did not get out: {text}"
+        yield f"{UNSENT}: {text}"
     if told and not run.get("exit") and not _alive(run, "notifier"):
         yield "the run's notifier is gone: nobody tells of this run any more"
 
