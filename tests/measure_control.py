@@ -3,7 +3,9 @@
     python tests/measure_control.py [--rounds 7]
 
 Runs on an embedded box of its own in realistic mode (each `pct` call takes 0.6 s of CPU, as the real one)
-and prints medians of interleaved rounds, each also as a ratio to the bare command of the same rounds.
+and prints medians of interleaved rounds, each also as a ratio to the bare command of the same rounds, and the
+CPU time of the whole process on this side. Bytecode is kept, as Python does unless it is told not to: with
+PYTHONDONTWRITEBYTECODE every start would compile the controller anew.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import itertools
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -61,9 +64,13 @@ def seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def quiet(*command: str) -> None:
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+def quiet(*command: str, folder: Path = PROJECT) -> float:
+    """The CPU seconds of the process that was run."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done.stderr
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
@@ -72,6 +79,8 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     folder = Path(tempfile.mkdtemp(prefix="pctrun-measure-"))
     os.environ |= {"PCTRUN_SANDBOX": str(folder / "sandbox"), "PCTRUN_STATE": str(folder / "state")}
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")  # and none of it in the checkout
     try:
         measure(rounds, folder)
     finally:
@@ -93,22 +102,34 @@ def measure(rounds: int, folder: Path) -> None:
     execute(box, ["sh", "-c", start], stdin=ALIVE.encode())
     time.sleep(3)
     costs: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    empty = folder / "empty"
+    empty.mkdir()
+    (empty / "tasks.py").touch()
     commands = {
         "bare ssh pct exec true": bare,
         "invoke status": (*invoke, "status"),
         "invoke deploy, no change": (*invoke, "deploy"),
         "invoke runs": (*invoke, "runs"),
         "invoke doctor": (*invoke, "doctor"),
+        "invoke --list": (*invoke, "--list"),
+        "invoke --list, no tasks": (*invoke, "--list"),
     }
+    for command in commands.values():
+        quiet(*command)
     for _ in range(rounds):
         for name, command in commands.items():
-            costs.setdefault(name, []).append(seconds(lambda command=command: quiet(*command)))
+            where = empty if name.endswith("no tasks") else PROJECT
+            began = time.monotonic()
+            cpu.setdefault(name, []).append(quiet(*command, folder=where))
+            costs.setdefault(name, []).append(time.monotonic() - began)
         costs.setdefault("a look over an open connection", []).append(seconds(lambda: status.look(box)))
     costs["a tick of watch, after the first"] = ticks(box)
     unit = statistics.median(costs["bare ssh pct exec true"])
     for name, values in costs.items():
         middle = statistics.median(values)
-        print(f"{name:<32} {1000 * middle:8.1f} ms   {middle / unit:6.3f} of the bare command")
+        own = f"   {1000 * statistics.median(cpu[name]):4.0f} ms of CPU here" if name in cpu else ""
+        print(f"{name:<32} {1000 * middle:8.1f} ms   {middle / unit:6.3f} of the bare command{own}")
     megabytes = 100 * 1.048576
     took = seconds(lambda: fetch.run(box, Console(), checkpoint="last", out=str(folder)))
     print(f"{'fetch of 100 MiB, verified':<32} {took:8.2f} s    {megabytes / took:.0f} MB/s")
