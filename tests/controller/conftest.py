@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from controller import links, sandbox
+from controller.endpoint import Endpoint, resolve
 from controller.inventory import Box
+from controller.transport import Link
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
@@ -119,6 +121,19 @@ def proxy(embedded: sandbox.Endpoint) -> Iterator[Proxy]:
     made = Proxy(embedded.port)
     yield made
     made.close()
+
+
+@pytest.fixture
+def endpoint(real_box: Callable[..., Box]) -> Endpoint:
+    """The same server as a Proxmox host's endpoint."""
+    return resolve(real_box())
+
+
+def run(link: Link, command: str, **options: object) -> tuple[int | None, bytes, bytes]:
+    """Status, stdout and stderr of one command line on the host."""
+    out, err = bytearray(), bytearray()
+    status = link.run(command, on_stdout=out.extend, on_stderr=err.extend, **options)
+    return status, bytes(out), bytes(err)
 
 
 @pytest.fixture
