@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
 from typing import Any, Iterable, NamedTuple
 
+from agent import shapes
 from agent.call import Refusal, Roots
 from agent.files import number, read_json, write_json
 
@@ -155,13 +157,17 @@ def write_exit(run_dir: str, facts: dict[str, Any]) -> None:
 
 
 def resume_point(roots: Roots, run: str) -> dict[str, Any] | None:
-    """`{run, step, path}` of the last checkpoint, or of the one the run was resumed from; None without."""
-    own = checkpoints(folder(roots, run))
-    if own:
-        return {"run": run, "step": own[-1].step, "path": own[-1].path}
-    handed = (read_json(os.path.join(folder(roots, run), "run.json")) or {}).get("resume_from")
-    if isinstance(handed, dict) and os.path.isfile(os.path.join(str(handed.get("path")), "complete.json")):
-        return handed
+    """`{run, step, path}` of the last checkpoint, or of the newest whole one of those that the run stands on;
+    None without."""
+    limit, seen = math.inf, set()
+    while run not in seen:
+        seen.add(run)
+        own = [each for each in checkpoints(folder(roots, run)) if each.step <= limit]
+        if own:
+            return {"run": run, "step": own[-1].step, "path": own[-1].path}
+        handed = shapes.sound(read_json(os.path.join(folder(roots, run), "run.json")), shapes.RECORD) or {}
+        source = handed.get("resume_from") or {}
+        run, limit = source.get("run") or run, source.get("step") or 0
     return None
 
 

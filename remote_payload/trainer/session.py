@@ -162,9 +162,6 @@ class Session:
             self._stage(f"resuming from {resume}")
             for replica in self.replicas:
                 checkpoint.load(resume, self.start_step, replica.drafter, replica.optimizer)
-            self.record.progress(
-                step=self.start_step, last_checkpoint={"step": self.start_step, "path": str(resume)}
-            )
         self._warm_up(tracing)
 
     def _choose_checkpoint(self, resume: Path | None) -> Path | None:
@@ -175,6 +172,9 @@ class Session:
         self._stage(f"proving checkpoint {resume}")
         place, self.start_step, passed_over = checkpoint.newest_whole(resume, self.config)
         self._steps_done = self.start_step
+        self.record.progress(
+            step=self.start_step, last_checkpoint={"step": self.start_step, "path": str(place)}
+        )
         if passed_over:
             self.record.note(f"resumed at step {self.start_step} instead: {passed_over[0]}")
             for line in passed_over:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -102,3 +104,18 @@ def test_a_run_without_its_record_is_named_when_it_is_passed_over(
     point, notes = resumed(box)
     assert point is None or point["run"] != run
     assert f"{run} has checkpoints, but its run.json cannot be read: it is not resumed" in notes
+
+
+def test_what_a_run_without_a_checkpoint_of_its_own_stands_on_is_looked_at_too(
+    trained: tuple[Box, str, list[int]],
+) -> None:
+    box, run, saved = trained
+    second = box.start(recipe={**SAVES, "step_s": 5.0}).result
+    assert second["resume_from"]["step"] == saved[-1]
+    for proc in box.scope(second["run"]):
+        os.kill(proc.pid, signal.SIGKILL)
+    box.wait_for(lambda: not box.scope(second["run"]), "its end before its first checkpoint")
+    cut_weights(place(box, run, saved[-1]))
+    point, notes = resumed(box)
+    assert point is not None and (point["run"], point["step"]) == (run, saved[-2])
+    assert f"checkpoint step-{saved[-1]:06d} of {run} is damaged: it is not resumed" in notes
