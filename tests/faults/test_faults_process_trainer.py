@@ -15,7 +15,7 @@ import pytest
 from tests.agent.conftest import Box, make_box, remove_box
 
 from . import training
-from .looks import look
+from .looks import Look, look
 from .table import fault
 
 
@@ -187,3 +187,43 @@ def flip(path: Path) -> None:
 
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2])
+
+
+def losses(box: Box, run: str) -> dict[int, float]:
+    lines = (box.run_dir(run) / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    assert [line["step"] for line in found] == list(range(1, len(found) + 1)), "each step once, in order"
+    return {line["step"]: line["loss"] for line in found}
+
+
+def trainer(seen: Look) -> int:
+    return next(each["pid"] for each in seen.run["processes"] if each["role"] == "trainer")
+
+
+@fault(
+    "SIGKILL to the trainer of a run with `--auto-restart`",
+    promised="the run goes on at its last checkpoint after a pause, no step missing or twice, each with the "
+    "loss that it had; the screen says when, and then how often and why",
+    seen="`degraded` with `starts again in`, then `healthy` with `restarted 1 of 2 times`",
+)
+def test_a_killed_trainer_is_tried_again(box: Box) -> None:
+    run = training.start(box, resume="none", auto_restart=2, backoff_s=3.0)
+    box.wait_for(lambda: len(look(box).run["checkpoints"]) >= 1, "a checkpoint")
+    box.wait_for(lambda: training.steps(box, run) % 5 >= 2, "steps beyond it")
+    first = look(box)
+    os.kill(trainer(first), signal.SIGKILL)
+    box.wait_for(lambda: "restarting" in look(box).causes, "the crash to be seen", 5)
+    seen, before = look(box), losses(box, run)
+    assert (seen.word, seen.exit_code) == ("degraded", 2)
+    assert "starts again in" in seen.screen and "killed by SIGKILL" in seen.screen
+    saved = seen.run["checkpoints"][-1]["step"]
+    assert saved < max(before), "there was something to lose"
+    box.wait_for(lambda: look(box).word == "healthy", "the second attempt", 60)
+    box.wait_for(lambda: training.steps(box, run) > len(before), "it to come beyond the crash")
+    seen = look(box)
+    assert seen.word == "healthy" and "restarted 1 of 2 times" in seen.screen
+    assert trainer(seen) != trainer(first) and seen.run["id"] == run
+    after = losses(box, run)
+    assert {step: after[step] for step in before} == before
+    assert seen.run["attempts"]["crashes"][0]["resume"]["step"] == saved
+    assert box.call("stop").result["outcome"] == "stopped"
