@@ -163,8 +163,10 @@ tensor = torch.full((4,), rank + 1.0)
 Exchange([torch.device("cpu")], here).reduce(0, [tensor])
 same, odd = torch.ones(3), torch.ones(3) + rank
 spread = here.spread(checksum(same)).tolist(), here.spread(checksum(odd)).tolist()
-seen = (tensor.tolist(), here.any(rank == 1), here.any(False), len(set(spread[0])), len(set(spread[1])), spread[1][0] > spread[1][1])
-__import__("pathlib").Path(sys.argv[1], str(rank)).write_text(" ".join(map(str, seen)))  # two processes share one stdout
+seen = [tensor.tolist(), here.any(rank == 1), here.any(False)]
+seen += [len(set(spread[0])), len(set(spread[1])), spread[1][0] > spread[1][1]]
+# two processes share one stdout
+__import__("pathlib").Path(sys.argv[1], str(rank)).write_text(" ".join(map(str, seen)))
 here.close()
 """
 
