@@ -68,7 +68,7 @@ def up(
     host = Host(str(folder))
     place.refuse_foreign(folder)
     ct.refuse_other_engine(host, engine)
-    if daemon.pid(folder) is None or (start_stopped and host.init_pid(ct.VMID) is None):
+    if daemon.pid(folder) is None or (start_stopped and ct.off(host)):
         with place.locked(folder):
             _start(folder, host, python or Path(sys.executable), engine or host.engine)
     if realistic is not None and realistic != _is_realistic(host):
@@ -141,14 +141,13 @@ def _start(folder: Path, host: Host, python: Path, engine: str) -> None:
     from . import needs
 
     needs.check(engine)
-    ct.set_engine(host, engine)
     for name in FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "keys").chmod(0o700)
     ct.write_front(folder)
     if engine == LXC:
         lxc_box.start(folder, host, python)
-    elif host.init_pid(ct.VMID) is None:
+    elif ct.off(host):
         ct.start(folder, host, python)
     if daemon.pid(folder) is None:
         (openssh if engine == LXC else daemon).start(folder)

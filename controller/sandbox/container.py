@@ -11,19 +11,26 @@ from pathlib import Path
 from . import interpreter
 from .errors import SandboxError
 from .pct import bubble
-from .pct.host import Host, read_pairs, write_pairs
+from .pct.host import BUBBLEWRAP, LXC, Host, read_pairs, write_pairs
 from .place import SOURCES, settings
 
 VMID = 200
+STARTED = {BUBBLEWRAP: (VMID,), LXC: (VMID, VMID + 1)}  # by `sandbox.up`
 MIB = 1024 * 1024
 
 
 def start(folder: Path, host: Host, python: Path) -> None:
     """Configure the container for `python` and start it."""
     inner_python, folders = interpreter.inspect(python)
+    set_engine(host, BUBBLEWRAP)
     note(host, python=str(inner_python))
     write_config(host, VMID, folders, unprivileged=True)
     pct(folder, "start", str(VMID))
+
+
+def off(host: Host) -> list[int]:
+    """Which of the containers that `sandbox.up` starts do not run."""
+    return [vmid for vmid in STARTED[host.engine] if host.init_pid(vmid) is None]
 
 
 def note(host: Host, **facts: str) -> None:

@@ -8,21 +8,21 @@ from pathlib import Path
 from . import container as ct
 from . import interpreter, rootfs
 from .errors import SandboxError
-from .pct.host import Host
+from .pct.host import LXC, Host
 
 AGENT_PYTHON = "/usr/bin/python3"  # the container's own, as on a real box
-UNPRIVILEGED, OFF = 201, 202
+OFF = 202
 
 
 def start(folder: Path, host: Host, python: Path) -> None:
     """Start what is off of the two that run; the first time they get their files. Raises SandboxError."""
-    off = [vmid for vmid in (ct.VMID, UNPRIVILEGED) if host.init_pid(vmid) is None]
+    off = ct.off(host) if host.engine == LXC else ct.STARTED[LXC]
     if not off:
         return
     inner_python, folders = interpreter.inspect(python, own_usr=True)
-    ct.note(host, python=str(inner_python))
-    if not all(Path(host.rootfs(vmid)).is_dir() for vmid in off):
-        ct.note(host, base=str(rootfs.base()))
+    base = None if all(Path(host.rootfs(vmid)).is_dir() for vmid in off) else rootfs.base()
+    ct.set_engine(host, LXC)  # not earlier: what cannot be built must not keep the other engine away
+    ct.note(host, python=str(inner_python), **({"base": str(base)} if base else {}))
     for vmid in (*off, OFF):
         ct.write_config(host, vmid, folders, unprivileged=vmid != ct.VMID)
     for vmid in off:

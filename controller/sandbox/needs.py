@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from .errors import SandboxError
-from .pct.host import LXC
+from .pct.host import BUBBLEWRAP, LXC
 
 LXC_PACKAGES = {"lxc-start": "lxc", "debootstrap": "debootstrap", "/usr/sbin/sshd": "openssh-server"}
 PACKAGES = {"bwrap": "bubblewrap", "tmux": "tmux", "bash": "bash"}
@@ -24,7 +24,7 @@ USERNS_SWITCHES = (  # file, the value that forbids, the line that allows
 )
 
 
-def check(engine: str) -> None:
+def check(engine: str = BUBBLEWRAP) -> None:
     """Raise SandboxError unless programs, the SSH library and the rights for the engine are there."""
     if engine == LXC:
         _check_lxc()

@@ -36,7 +36,7 @@ class Host:
         """What the containers of this folder are made of; a folder keeps its engine until it is wiped."""
         try:
             return read_pairs(self.settings).get("engine", BUBBLEWRAP)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return BUBBLEWRAP
 
     @property
