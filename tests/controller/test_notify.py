@@ -266,6 +266,7 @@ def test_status_says_what_is_wrong_with_the_notifier() -> None:
     assert judge(snapshot).reasons == ()
     texts = ["address 1 (json://…): Connection refused"]
     run["notify"]["failed"] = {"word": "degraded", "at": snapshot["now"], "texts": texts}
+    assert texts[0] not in message("lab/200", judge(snapshot), snapshot)["body"]
     assert judge(snapshot).reasons == (f"a message did not get out: {texts[0]}",)
     run["processes"], run["exit"] = (
         [],

@@ -35,6 +35,7 @@ def lxc(tiny):
         pytest.skip(f"no LXC on this machine: {error.message}; {error.hint}")
     inventory = tiny.folder / "inventory.yaml"
     head, mark, tail = inventory.read_text("utf-8").partition("  sandbox:\n")
+    tail = tail.replace("\n\n", "\n    secrets: {FROM_THE_DESK: env:PATH}\n\n", 1)
     body = tail.partition("\n\n")[0]
     others = [
         f"  {name}:\n{body.replace('vmid: 200', f'vmid: {vmid}')}\n"
@@ -51,6 +52,12 @@ def pct(project, *arguments: str, code: int = 0) -> str:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
     assert done.returncode == code, (arguments, done)
     return done.stdout
+
+
+def secret_of(project, *where: str) -> str:
+    """What the trainer has in its environment from the workstation's."""
+    script = "tr '\\0' '\\n' </proc/$(pgrep -of -- '-m trainer')/environ | sed -n s/^FROM_THE_DESK=//p"
+    return project.invoke("exec", *where, "sh", "--arg=-c", f"--arg={script}").strip()
 
 
 def lxc_program(project, program: str, vmid: int, *arguments: str) -> str:
@@ -164,6 +171,7 @@ def test_an_unprivileged_container_is_no_different(lxc) -> None:
     weights.chmod(0o644)
     lxc.invoke("restart", *guest, FOR_EVER)
     lxc.invoke("wait", *guest, "--until", "healthy", "--timeout", "120")
+    assert secret_of(lxc, *guest) == os.environ["PATH"]
     written = lxc.sandbox / "ct" / "201" / "var/lib/pctrun/runs/r-0001/run.json"
     assert written.stat().st_uid == 100_000
     pct(lxc, "stop", "201")
