@@ -51,6 +51,13 @@ def so_far(run: Json, now: float) -> Iterator[str]:
     yield f"restarted {times}, last crash{age}{_at(last)}: {says(last)}"
 
 
+def cut_short(run: Json) -> Iterator[str]:
+    """The crash of a run that an operator stopped before it was tried again."""
+    crash = pending(run)
+    if crash is not None:
+        yield f"it had crashed{_at(crash)}: {says(crash)}"
+
+
 def given_up(run: Json) -> Iterator[str]:
     """Why a crash was not tried again, where that was asked for."""
     told = run.get("attempts") or {}

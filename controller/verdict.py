@@ -134,6 +134,7 @@ def _ended(snapshot: Json, run: Json, end: Json) -> Verdict:
         reasons = [f"stopped by {by}" if by else nobody]
         if stop.get("reason"):
             reasons[0] += f": {stop['reason']}"
+        reasons += attempts.cut_short(run)
         return Verdict("stopped", f"at step {step}", at, tuple(reasons))
     signal, code = end.get("signal"), end.get("code")
     how = f"killed by {signal}" if signal else f"exit code {code}"
@@ -265,7 +266,7 @@ def _messages(run: Json) -> Iterator[str]:
     told = run.get("notify") or {}
     for text in (told.get("failed") or {}).get("texts") or []:
         yield f"{UNSENT}: {text}"
-    if told and not run.get("exit") and not _alive(run, "notifier"):
+    if not run.get("exit") and not _alive(run, "notifier"):  # it begins before the trainer
         yield "the run's notifier is gone: nobody tells of this run any more"
 
 
