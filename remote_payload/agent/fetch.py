@@ -9,6 +9,7 @@ from typing import IO, Any
 
 from agent import metrics, runs
 from agent.call import Args, Call, Json, Refusal, Roots
+from agent.files import read_json
 from agent.frames import Frames
 
 ARGS: Args = {
@@ -35,6 +36,7 @@ def run(call: Call) -> Json:
         listed = [file.listed() for file in files]
         call.frames.part({"run": chosen, "source": source, "step": step, "tau": tau, "files": listed})
         hashes = {file.path: file.send(call.frames) for file in files}
+    _compare(folder, hashes)
     return {
         "run": chosen,
         "source": source,
@@ -42,6 +44,18 @@ def run(call: Call) -> Json:
         "tau": tau,
         "files": [{**each, "sha256": hashes[each["path"]]} for each in listed],
     }
+
+
+def _compare(folder: str, hashes: dict[str, str]) -> None:
+    """Refuse what arrived whole but is not what the trainer wrote; an export has no hashes."""
+    proof = (read_json(os.path.join(folder, "complete.json")) or {}).get("files")
+    for name, facts in proof.items() if isinstance(proof, dict) else ():
+        if name in hashes and isinstance(facts, dict) and facts.get("sha256") != hashes[name]:
+            raise Refusal(
+                "verify",
+                f"{os.path.basename(folder)} is damaged in the container: the checksum of {name} differs",
+                "invoke fetch RUN --checkpoint STEP with an earlier one; invoke runs.show RUN lists them",
+            )
 
 
 class _File:

@@ -42,7 +42,7 @@ def _up_to(path: Path, step: int) -> tuple[int, list[dict[str, Any]]]:
                 line = json.loads(raw)
                 if line["step"] > step:
                     break
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue  # a full disk cut it short
             kept.append(line)
             end = at

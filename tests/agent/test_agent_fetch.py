@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from tests.faults.table import fault
+
 
 @pytest.fixture
 def trained(box):
@@ -101,3 +103,22 @@ def test_refusals_say_what_there_is(trained):
     source = {"run": "r-0001", "step": 60, "path": str(trained.run_dir("r-0001") / "checkpoints/step-000060")}
     (empty / "run.json").write_text(json.dumps({"resume_from": source}))
     assert trained.call("fetch").error["hint"] == "it stands on r-0001: invoke fetch r-0001"
+
+
+@fault(
+    "one bit of a checkpoint that is fetched has flipped on the container's disk",
+    promised="it does not arrive as a checkpoint; which file it is, and what to fetch instead",
+    seen="exit 9: `is damaged in the container: the checksum of model.safetensors differs`",
+    part="files",
+)
+def test_what_is_not_what_the_trainer_wrote_does_not_count_as_fetched(trained):
+    place = trained.run_dir("r-0001") / "checkpoints" / "step-000060"
+    written = (place / "model.safetensors").read_bytes()
+    facts = {"bytes": len(written), "sha256": hashlib.sha256(written).hexdigest()}
+    proof = {"step": 60, "files": {"model.safetensors": facts}}
+    (place / "complete.json").write_text(json.dumps(proof))
+    assert trained.call("fetch").result["step"] == 60
+    (place / "model.safetensors").write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
+    error = trained.call("fetch").error
+    assert error["kind"] == "verify"
+    assert "is damaged in the container: the checksum of model.safetensors differs" in error["message"]
