@@ -260,8 +260,10 @@ def test_status_says_what_is_wrong_with_the_notifier() -> None:
     snapshot = case("healthy")
     run = snapshot["run"]
     run["record"]["notify"] = {"when": WHEN, "addresses": 1}
+    gone = ("the run's notifier is gone: nobody tells of this run any more",)
+    assert judge(snapshot).reasons == gone
     run["notify"] = {"pid": 9, "when": WHEN, "sent": [], "failed": None}
-    assert judge(snapshot).reasons == ("the run's notifier is gone: nobody tells of this run any more",)
+    assert judge(snapshot).reasons == gone
     run["processes"].append({"role": "notifier", "pid": 9, "state": "S"})
     assert judge(snapshot).reasons == ()
     texts = ["address 1 (json://…): Connection refused"]
