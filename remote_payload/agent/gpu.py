@@ -93,7 +93,7 @@ class Query:
         try:
             if handle >= 0 and not _take(handle):
                 noted = read_json(self.note) or {}
-                age = time.time() - (number(noted, "since") or time.time())
+                age = time.monotonic() - (number(noted, "since") or time.monotonic())
                 if age > OVERDUE_S and _living(noted) is not None:
                     self.known = Reply("timeout", _hanging(self.program, self.note))
                 return self.known is not None
@@ -117,7 +117,7 @@ class Query:
             self.known = _without_program(self.program)
             return
         if lock >= 0:
-            text = json.dumps({"pid": self.child.pid, "since": time.time()})
+            text = json.dumps({"pid": self.child.pid, "since": time.monotonic()})
             with contextlib.suppress(OSError):  # on a full disk the lock still locks
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, text.encode(), 0)
@@ -236,7 +236,7 @@ def _hanging(program: str, note: str) -> str:
     noted = read_json(note) or {}
     proc, since = _living(noted), number(noted, "since")
     who = f" (pid {proc.pid}, state {proc.state})" if proc else ""
-    age = f" for {int(time.time() - since)} s" if since is not None else ""
+    age = f" for {int(time.monotonic() - since)} s" if since is not None else ""
     return f"{program} hangs in the driver{age}{who}"
 
 

@@ -83,7 +83,7 @@ def _locked(path: str) -> Refusal:
     who = holder.get("operator") or {}
     name = f"{who.get('user', 'somebody')}@{who.get('host', 'somewhere')}"
     since = holder.get("since")
-    age = f" for {int(time.time() - since)} s" if isinstance(since, (int, float)) else ""
+    age = f" for {max(0, int(time.time() - since))} s" if isinstance(since, (int, float)) else ""
     return Refusal(
         "locked",
         f"{name} holds this box{age} with {holder.get('verb', 'a change')} (pid {holder.get('pid', '?')})",

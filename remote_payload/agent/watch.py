@@ -86,7 +86,7 @@ class _Watch:
         if os.path.exists(os.path.join(path, "exit.json")):
             return True
         created = number(read_json(os.path.join(path, "run.json")), "created")
-        return created is None or time.time() - created > YOUNG_S
+        return created is None or abs(time.time() - created) > YOUNG_S
 
     def _whole(self, run_id: str | None, marked: dict[str, list[procs.Proc]]) -> tuple[Json, bool]:
         args = self.call.args

@@ -152,7 +152,7 @@ def test_a_driver_that_hangs_meets_the_deadline_and_is_not_asked_again_while_it_
     with (Path(box.roots["run"]) / "nvidia-smi.json").open("w") as note:
         fcntl.flock(note, fcntl.LOCK_EX)
         stuck = subprocess.Popen(["sleep", "60"], pass_fds=(note.fileno(),))
-        note.write(json.dumps({"pid": stuck.pid, "since": time.time() - 100}))
+        note.write(json.dumps({"pid": stuck.pid, "since": time.monotonic() - 100}))
     try:
         gpus = box.call("snapshot", gpu_deadline_s=0.5).result["gpus"]
         assert gpus["status"] == "timeout" and "hangs in the driver for 10" in gpus["detail"]
