@@ -95,7 +95,9 @@ class Training:
 
 def eat(training):
     held = []
-    while True:
+    while (
+        len(held) < 256
+    ):  # a GiB: beyond the limit that it is meant to meet, and no more where there is none
         if training.saved is None:
             time.sleep(0.05)
         else:
