@@ -47,8 +47,11 @@ def up(console: Console, *, realistic: bool | None, python: str, engine: str) ->
         "host_key": endpoint.host_key,
         "folder": str(embedded.folder()),
     }
+    several = len(endpoint.vmids) > 1
+    containers = ", ".join(str(vmid) for vmid in endpoint.vmids)
     text = (
-        f"up: ssh on {endpoint.host}:{endpoint.port}, container {endpoint.vmid}, files in {embedded.folder()}"
+        f"up: ssh on {endpoint.host}:{endpoint.port}, container{'s' * several} {containers}, "
+        f"files in {embedded.folder()}"
     )
     return Outcome(document, text)
 
