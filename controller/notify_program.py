@@ -23,7 +23,7 @@ _MAIN = """
 sys.meta_path.insert(0, MemoryImporter(SOURCES))
 from agent import notifier
 from controller import notify_rules as rules, notify_send, verdict
-sys.exit(notifier.main(notifier.Opinion(verdict.judge, rules.Changes, rules.message, notify_send.send)))
+sys.exit(notifier.main(notifier.Opinion(verdict.judge, rules.Changes, rules.message, notify_send)))
 """
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import importlib.util
 import json
 import logging
@@ -23,6 +24,8 @@ Json = dict[str, Any]
 
 TIMEOUT_S = 4.0  # to connect, and for the answer: what apprise waits, too
 PAUSES_S = (1.0, 4.0)  # before the second and the third try
+_NO_APPRISE = "needs apprise, which is not installed"
+_UNKNOWN = "apprise does not know such an address"
 _WEBHOOKS = {"json": "http", "jsons": "https"}
 
 
@@ -38,6 +41,37 @@ def needs_apprise(url: str) -> bool:
 
 def has_apprise() -> bool:
     return importlib.util.find_spec("apprise") is not None
+
+
+def unusable(urls: Sequence[str]) -> list[str]:
+    """A line for each address that nothing here could send to; nothing is sent."""
+    return [
+        f"address {number} ({scheme(url)}://…): {why}"
+        for number, url in enumerate(urls, 1)
+        if (why := _why_unusable(url))
+    ]
+
+
+def _why_unusable(url: str) -> str:
+    if not needs_apprise(url):
+        return ""
+    if not has_apprise():
+        return _NO_APPRISE
+    return "" if _apprise(url) is not None else _UNKNOWN
+
+
+def _apprise(url: str) -> Any:
+    """What sends to that address, or None when apprise does not know it."""
+    import apprise
+
+    quiet = logging.getLogger("apprise")  # it would print addresses
+    quiet.propagate = False
+    if not quiet.handlers:
+        quiet.addHandler(logging.NullHandler())
+    with contextlib.suppress(Exception):  # a plug-in of many hands
+        sender = apprise.Apprise()
+        return sender if sender.add(url) else None
+    return None
 
 
 def send(urls: Sequence[str], message: Json, *, pauses: Sequence[float] = PAUSES_S) -> list[str]:
@@ -58,19 +92,11 @@ def _each(urls: Sequence[str], message: Json, pauses: Sequence[float]) -> Iterat
 
 
 def _by_apprise(url: str, message: Json) -> str:
-    if not has_apprise():
-        return "needs apprise, which is not installed"
-    import apprise
-
-    quiet = logging.getLogger("apprise")  # it would print addresses
-    quiet.propagate = False
-    if not quiet.handlers:
-        quiet.addHandler(logging.NullHandler())
-    with contextlib.suppress(Exception):  # a plug-in of many hands
-        sender = apprise.Apprise()
-        if not sender.add(url):
-            return "apprise does not know such an address"
-        if sender.notify(title=message["title"], body=message["body"], notify_type=message["type"]):
+    why = _why_unusable(url)
+    if why:
+        return why
+    with contextlib.suppress(Exception):  # as above
+        if _apprise(url).notify(title=message["title"], body=message["body"], notify_type=message["type"]):
             return ""
     return "not delivered"
 
@@ -98,7 +124,11 @@ def _by_webhook(url: str, message: Json) -> str:
             return ""
     except urllib.error.HTTPError as error:
         return f"answered {error.code}"
-    except (OSError, ValueError) as error:
+    except (
+        OSError,
+        ValueError,
+        http.client.HTTPException,
+    ) as error:  # the last: what answers is no web server
         return _reason(error)
 
 

@@ -29,12 +29,9 @@ class Teller:
             mend = "notify: {urls: [env:NAME]} in its inventory entry"
             raise Usage(f"box '{box.name}' names no address to notify", mend)
         self._label, self._when, self._urls = box.label, box.notify.when, secrets.urls(box)
-        missing = [url for url in self._urls if notify_send.needs_apprise(url)]
-        if missing and not notify_send.has_apprise():
-            scheme = notify_send.scheme(missing[0])
-            raise PreflightFailed(
-                f"{scheme}:// needs the package apprise, which is not installed here", _CANNOT
-            )
+        unusable = notify_send.unusable(self._urls)
+        if unusable:
+            raise PreflightFailed(unusable[0], _CANNOT, evidence=unusable[1:])
         self._hide = secrets.readable(box)
         self._run: str | None = None
         self._changes = Changes(self._when)
@@ -70,6 +67,8 @@ class Teller:
 
     def report(self, console: Console) -> Json:
         """What came of it, for `--json`; what did not get out is said, too."""
+        if self.sent:
+            console.note(f"told of {', '.join(self.sent)}")
         for text in self.failed:
             console.note(f"a message did not get out: {text}")
         return {"sent": list(self.sent), "failed": list(self.failed)}

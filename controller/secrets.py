@@ -66,7 +66,12 @@ def readable(box: Box) -> list[str]:
 def urls(box: Box) -> list[str]:
     """The addresses of the box's `notify:`; raises PreflightFailed for those that are missing."""
     named = {f"address {number}": url for number, url in enumerate(box.notify.urls, 1)} if box.notify else {}
-    return list(_all(named, "", box).values())
+    found = _all(named, "", box)
+    for name, url in found.items():
+        if "://" not in url:
+            mend = "an address begins with what it is: json://, slack://, mailtos://"
+            raise PreflightFailed(f"{name} of box '{box.name}' is no address", mend, kind="secret")
+    return list(found.values())
 
 
 def _all(wanted: dict[str, str], prefix: str, box: Box) -> dict[str, str]:

@@ -27,12 +27,12 @@ KEPT = 20  # messages that notify.json remembers
 
 class Opinion(NamedTuple):
     """What the controller knows: `judge(snapshot, gpus=…)`, `changes(when, known)`, `message(label, verdict,
-    snapshot, hide)`, `send(urls, message)`."""
+    snapshot, hide)`, and a module `post` with `send(urls, message)` and `unusable(urls)`."""
 
     judge: Callable[..., Any]
     changes: Callable[..., Any]
     message: Callable[..., Json]
-    send: Callable[..., "list[str]"]
+    post: Any
 
 
 def main(opinion: Opinion) -> int:
@@ -50,7 +50,7 @@ def main(opinion: Opinion) -> int:
     ):  # what a look starts is none of the run's: a stop must not meet it
         os.environ.pop(name, None)
     watcher = Watcher(run_dir, wish, opinion)
-    watcher.write()
+    watcher.note_failure("", opinion.post.unusable(watcher.urls))  # said by the first status, not by silence
     attended = True
     while True:
         if attended:
@@ -94,7 +94,7 @@ class Watcher:
         if not self.changes.take(verdict, facts, time.monotonic()):
             return
         message = self.opinion.message(self.box, verdict, facts, self.hide)
-        failures = self.opinion.send(self.urls, message)
+        failures = self.opinion.post.send(self.urls, message)
         if len(failures) < len(self.urls):
             self.sent = [*self.sent, {"word": verdict.word, "at": time.time()}][-KEPT:]
         self.note_failure(verdict.word, failures)

@@ -104,6 +104,17 @@ def test_a_crash_that_is_tried_again_is_told_and_the_notifier_lives_on(ready: An
     assert inbox.titles[1:] == [f"lab/200  {run}  CRASHED"]
 
 
+def test_an_address_that_nobody_knows_is_said_by_the_first_status(ready: Any, inbox: Inbox) -> None:
+    pytest.importorskip("apprise")
+    ready.private = wish(f"slak://{PATH}", address(inbox))
+    run = ready.start(recipe=LONG).result["run"]
+    told = ready.wait_for(
+        lambda: (ready.call("snapshot").result["run"]["notify"] or {}).get("failed"), "what is wrong"
+    )
+    assert told["texts"] == ["address 1 (slak://…): apprise does not know such an address"]
+    assert role(ready, run, "notifier")
+
+
 def test_a_secret_in_the_trainers_last_words_does_not_leave(ready: Any, inbox: Inbox) -> None:
     ready.private = {**wish(address(inbox)), "environment": {"HF_TOKEN": "the stand-in"}}
     answer = ready.start("die")

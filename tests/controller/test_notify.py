@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,22 @@ def test_a_webhook_gets_what_apprise_would_send(inbox: Inbox) -> None:
     assert ours == theirs
 
 
+def test_what_is_no_web_server_is_a_failure_like_others(capfd: Any) -> None:
+    def speak() -> None:
+        with listener, listener.accept()[0] as peer:
+            peer.recv(1 << 16)
+            peer.sendall(b"220 mail.example.org\r\n")
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=speak, daemon=True).start()
+    url = f"json://127.0.0.1:{listener.getsockname()[1]}/{SECRET}"
+    assert notify_send.send([url], WHAT, pauses=()) == ["address 1 (json://…): BadStatusLine"]
+    assert notify_send.send([f"json://127.0.0.1:9/a b{SECRET}"], WHAT, pauses=()) == [
+        "address 1 (json://…): InvalidURL"
+    ]
+    assert SECRET not in "".join(capfd.readouterr())
+
+
 def test_failures_are_told_without_the_address(inbox: Inbox, capfd: Any) -> None:
     pytest.importorskip("apprise")
     urls = [
@@ -248,7 +266,17 @@ def test_what_cannot_work_is_said_before_anything_is_shown(monkeypatch: pytest.M
         notify_watch.Teller(Box(name="lab", host="h", vmid=200, recipe="r"))
     box = a_box(monkeypatch, f"slack://{SECRET}")
     monkeypatch.setitem(sys.modules, "apprise", None)
-    with pytest.raises(PreflightFailed, match="slack:// needs the package apprise") as caught:
+    with pytest.raises(
+        PreflightFailed, match=r"address 1 \(slack://…\): needs apprise, which is not installed"
+    ) as caught:
+        notify_watch.Teller(box)
+    assert SECRET not in caught.value.message + caught.value.hint
+    monkeypatch.undo()
+    pytest.importorskip("apprise")
+    with pytest.raises(PreflightFailed, match=r"\(slak://…\): apprise does not know such an address"):
+        notify_watch.Teller(a_box(monkeypatch, f"slak://{SECRET}"))
+    monkeypatch.setenv("NOTIFY_HERE", SECRET)
+    with pytest.raises(PreflightFailed, match="address 1 of box 'lab' is no address") as caught:
         notify_watch.Teller(box)
     assert SECRET not in caught.value.message + caught.value.hint
     monkeypatch.delenv("NOTIFY_HERE")

@@ -118,7 +118,7 @@ def test_without_the_package_a_keyring_reference_names_the_mend(monkeypatch: pyt
 
 def test_doctor_says_whether_they_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks_secrets.here(a_box()) == []
-    monkeypatch.setenv("HERE", VALUE)
+    monkeypatch.setenv("HERE", f"json://{VALUE}")
     box = a_box(secrets={"A": "env:HERE", "B": "env:NO_B"}, notify=inventory.Notify(urls=["env:HERE"]))
     first, second = checks_secrets.here(box)
     assert (first.state, first.mend) == ("failed", "export NO_B=…")
