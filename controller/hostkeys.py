@@ -24,8 +24,7 @@ class _Pinned(paramiko.MissingHostKeyPolicy):
         seen = fingerprint(key)
         if seen != self.pin:
             raise HostKeyRefused(
-                f"the host key of {hostname} is not the pinned one: it shows {seen}, "
-                f"host_key: says {self.pin}",
+                f"the host key of {hostname} is not the pinned one: {seen}, pinned {self.pin}",
                 "if the host was reinstalled, compare on its console: "
                 "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub; then change host_key: in inventory.yaml",
             )

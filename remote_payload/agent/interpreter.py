@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -81,6 +82,9 @@ def import_check(python: str, folder: str) -> str:
     compiled = run_python(python, ["-m", "compileall", "-q", "."], folder, IMPORT_TIMEOUT_S)
     if compiled.returncode != 0:
         said = (compiled.stdout + compiled.stderr).strip()
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if f"[Errno {number}]" in said:  # no fault of the file's
+                raise OSError(number, os.strerror(number), folder)
         raise Refusal("import-check", f"a file does not compile: {_last_line(said)}", _place(said))
     complete = os.path.isfile(os.path.join(folder, "trainer", "selfcheck.py"))
     module = "trainer.selfcheck" if complete else "agent.main"

@@ -24,8 +24,8 @@ MIB = 1 << 20
 
 @pytest.fixture
 def tight(house: House) -> Iterator[tuple[str, Path]]:
-    """A box whose releases lie on 4 MiB and 300 inodes, with one release in it."""
-    with small(house, "tight", "size=4m,nr_inodes=300") as (inner, outer):
+    """A box whose releases lie on 8 MiB and 300 inodes, with one release in it."""
+    with small(house, "tight", "size=8m,nr_inodes=300") as (inner, outer):
         house.change_payload()
         box = house.box("tight", roots={**ROOTS, "opt": f"{inner}/opt", "run": "/run/tight"})
         said = house.type("deploy", "--box", box)
@@ -49,7 +49,7 @@ def names(outer: Path) -> list[str]:
 def test_no_room_for_a_release(house: House, tight: tuple[str, Path]) -> None:
     box, outer = tight
     before, had = current(outer), names(outer)
-    house.change_payload(5 * MIB)
+    house.change_payload(9 * MIB)
     house.wire.heal()
     said = house.type("deploy", "--box", box)
     assert said.code == 9 and "free, this release needs" in said.err, said
@@ -65,8 +65,8 @@ def test_no_room_for_a_release(house: House, tight: tuple[str, Path]) -> None:
 def test_a_disk_that_fills_up_under_a_deploy(house: House, tight: tuple[str, Path]) -> None:
     box, outer = tight
     before, had = current(outer), names(outer)
-    wanted = house.change_payload(400_000)
-    house.wire.rate = 300_000
+    wanted = house.change_payload(4 * MIB)
+    house.wire.rate = 4 * MIB
 
     def arriving() -> bool:
         return any((outer / "opt" / "releases").glob(".incoming-*/trainer/extra.bin"))
