@@ -220,3 +220,18 @@ def test_the_second_operator_is_told_who_is_at_work(
     done = first.ended()
     assert done.code == 0 and "killed" in done.out, done
     assert house.alive() == {} and house.run_ids()[-1] == slow
+
+
+@fault(
+    "two operators restart at the same moment",
+    promised="one run alive; nobody is told of a start that was none",
+    seen="each ends with exit 0 and a run of its own, or with exit 8, `holds this box`; one run is alive",
+)
+def test_two_restarts_at_once_leave_one_run(house: House, host: Sshd, run: str) -> None:
+    both = [house.start("restart", "--json", user=user) for user in ("ana", "ben")]
+    said = [each.ended() for each in both]
+    assert {each.code for each in said} <= {0, 8} and 0 in {each.code for each in said}, said
+    assert all("holds this box" in each.out for each in said if each.code == 8), said
+    started = sorted(each.json["start"]["run"] for each in said if each.code == 0)
+    assert house.run_ids()[-len(started) :] == started
+    assert list(house.alive()) == [started[-1]]
