@@ -13,6 +13,7 @@ import pytest
 
 from agent import procs
 from controller import notify_program
+from tests.faults.table import fault
 from tests.inbox import Inbox, open_inbox
 
 LONG = {"steps": 100000, "step_s": 0.02}
@@ -134,6 +135,12 @@ def test_a_stop_is_no_news_and_no_later_for_the_notifier(ready: Any, inbox: Inbo
     assert inbox.got == []
 
 
+@fault(
+    "nvidia-smi hangs under the notifier, the run is stopped",
+    promised="what a look starts is none of the run's: no survivor, nothing of it killed",
+    seen="nothing killed, no survivors",
+    part="process",
+)
 def test_what_its_looks_start_is_no_part_of_the_run(ready: Any, inbox: Inbox) -> None:
     """A hung nvidia-smi would otherwise be a survivor of every stop."""
     folder = ready.base / "bin"
@@ -174,6 +181,12 @@ def test_a_run_without_its_supervisor_is_still_watched(ready: Any, inbox: Inbox)
     assert inbox.titles == [f"lab/200  {run}  CRASHED"]
 
 
+@fault(
+    "no way out of the container for messages",
+    promised="the run ends as it would; three tries, then it is written down, without the address",
+    seen="`address 1 (json://…): Connection refused` in notify.json; another address has the message",
+    part="way",
+)
 def test_a_server_that_stumbles_is_asked_again_and_one_that_is_not_there_is_given_up(
     ready: Any, inbox: Inbox
 ) -> None:
@@ -189,6 +202,12 @@ def test_a_server_that_stumbles_is_asked_again_and_one_that_is_not_there_is_give
     assert ready.file(run, "exit.json")["reason"] == "finished"
 
 
+@fault(
+    "the notifier killed",
+    promised="the run goes on; a stop and its checkpoint are as ever; no zombie",
+    seen="the steps go on, the stop's outcome is `stopped`",
+    part="process",
+)
 def test_a_notifier_that_dies_leaves_the_run_alone(ready: Any, inbox: Inbox) -> None:
     ready.private = wish(address(inbox))
     run = ready.start(recipe=LONG).result["run"]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agent import procs, secrets
+from tests.faults.table import fault
 
 VALUE = "planted-7f3a9c41"
 LONG = {"steps": 100000, "step_s": 0.02}
@@ -129,6 +130,12 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
     assert not ready.run_dir("r-0001").exists()
 
 
+@fault(
+    "the agent killed before the supervisor has read the secrets",
+    promised="no training without them",
+    seen="`crashed`: `these secrets did not reach the run: HF_TOKEN`",
+    part="process",
+)
 def test_a_run_whose_secrets_did_not_arrive_does_not_begin(ready: Any) -> None:
     """The agent that offered them was killed before the supervisor came."""
     folder = ready.run_dir("r-0001")

@@ -12,6 +12,7 @@ import pytest
 
 from controller import embedded
 from tests.faults.house import House, open_house
+from tests.faults.table import fault
 from tests.inbox import Inbox, open_inbox
 
 TOKEN, HOOK = "planted-token-5e2f", "planted-hook-a710"
@@ -110,6 +111,12 @@ def test_a_planted_secret_is_in_the_trainers_environment_and_nowhere_else(desk: 
     assert inbox.titles == [f"lab/200  {run}  CRASHED"]
 
 
+@fault(
+    "trainer killed while the workstation is away",
+    promised="whoever the box names is told all the same, once",
+    seen="one message `CRASHED` with `killed by SIGKILL at step`; the next look says `crashed`",
+    part="way",
+)
 def test_it_tells_while_nobody_is_at_the_desk(desk: House, inbox: Inbox) -> None:
     """The connection, the server that served it and every process of this side are gone."""
     run = desk.type("restart", *LONG, "--json").json["start"]["run"]
