@@ -57,6 +57,12 @@ _KNOWN = (
         f"{_RESTART}",
     ),
     (
+        r"the target's features are no numbers",
+        "not-a-number",
+        "the target's numbers were wrong from the first step, before any update",
+        "invoke doctor proves its kernels; if they are right, fetch the model's files again",
+    ),
+    (
         r"lower train\.lr",
         "diverged",
         "the training diverged",

@@ -277,9 +277,10 @@ class Pipeline:
         numerator, denominator, *counts, tokens, norm = done.numbers.values()
         loss = numerator / max(denominator, 1e-9)
         if not (loss < float("inf") and norm < float("inf")):
-            raise FloatingPointError(
-                f"loss {loss}, gradient norm {norm} at step {done.step + 1}: lower train.lr"
-            )
+            what = f"loss {loss}, gradient norm {norm} at step {done.step + 1}"
+            if done.step == self._start_step:  # no update yet: the rate is not to blame
+                raise FloatingPointError(f"{what}, the run's first: the target's features are no numbers")
+            raise FloatingPointError(f"{what}: lower train.lr")
         slots = len(counts) // 2
         self._step_s = done.began.seconds_until(done.ended)
         self._on_step(

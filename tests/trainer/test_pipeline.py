@@ -185,6 +185,14 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_mend(tiny_release):
         rig.run()
 
 
+def test_no_number_before_any_update_is_not_blamed_on_the_rate(tiny_release, monkeypatch):
+    rig = Rig(tiny_release, "train.steps=50")
+    honest = rig.targets[0].features
+    monkeypatch.setattr(rig.targets[0], "features", lambda row: honest(row) * float("nan"))
+    with pytest.raises(ThreadFailed, match=r"at step 1, the run's first: the target's features are no numb"):
+        rig.run()
+
+
 def test_numbers_read_one_step_late_are_the_same_and_where_it_matters_the_weights_stand_still(
     tiny_release, monkeypatch
 ):
