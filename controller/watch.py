@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from controller import history, notify_watch, render, watch_view
+from controller import history, render, watch_view
 from controller.call import call
 from controller.console import Console
 from controller.errors import FINAL, Unreachable, Usage
@@ -15,6 +15,9 @@ from controller.plan import Plan, Step
 from controller.status import GPU_DEADLINE_S
 from controller.verdict import Verdict, judge
 from controller.watch_state import Seen
+
+if TYPE_CHECKING:
+    from controller.notify_watch import Teller
 
 LEAST_S = 0.2  # a look takes the container 30 ms; more often shows nothing new
 RETRY_S = (1.0, 2.0, 5.0, 10.0)
@@ -45,7 +48,7 @@ def run(
     when the first attempt fails. With `capture` nothing is shown.
     """
     _check(every_s)
-    teller = notify_watch.Teller(box) if notify else None
+    teller = _teller(box) if notify else None
     began, seen, view, cuts = time.monotonic(), Seen(), watch_view.choose(capture), 0
     verdict = Verdict("unreachable", "not looked yet")
 
@@ -90,6 +93,14 @@ def run(
     plain = isinstance(view, watch_view.Lines)  # it has said so already
     text = "" if plain else render.screen(box.label, verdict, seen.snapshot)
     return Outcome(document, text, verdict.exit_code, verdict.word)
+
+
+def _teller(box: Box) -> Teller:
+    from controller.notify_watch import (
+        Teller,
+    )  # a web client: 5 ms that a plain watch need not pay
+
+    return Teller(box)
 
 
 def _remember(box: Box, seen: Seen, verdict: Verdict) -> None:
