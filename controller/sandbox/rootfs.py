@@ -23,8 +23,11 @@ MIRRORS = {"debian": "http://deb.debian.org/debian", "ubuntu": "http://archive.u
 COMPONENTS = {"debian": "main", "ubuntu": "main,universe"}
 SILENT_AT_MOST_S = 180  # of debootstrap: a mirror that does not answer
 LOCK_EVERY_S = 0.5
-# No use in a container of a test, and half of the copy's files.
-SURPLUS = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var/lib/apt/lists")
+# Of no use in a container of a test, and half of the files that each box copies and deletes again.
+SURPLUS = (
+    *("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "usr/share/zoneinfo"),
+    *("usr/share/lintian", "usr/share/bash-completion", "var/lib/apt/lists"),
+)
 
 # Process 1 of a container: it collects orphans, and on the host's SIGPWR ends all and then itself.
 INIT = """\

@@ -162,6 +162,10 @@ def test_an_unprivileged_container_is_no_different(lxc) -> None:
     guest = ("--box", "guest")
     assert lxc.ask("deploy", *guest)["outcome"] == "deployed"
     assert lxc.invoke("exec", *guest, "id", "--arg=-u") == "0\n"
+    pct(lxc, "push", "201", str(lxc.folder / "tasks.py"), "/root/pushed")
+    assert (lxc.sandbox / "ct" / "201" / "root/pushed").stat().st_uid == 100_000
+    pct(lxc, "pull", "201", "/root/pushed", str(lxc.sandbox / "pulled"))
+    assert (lxc.sandbox / "pulled").read_bytes() == (lxc.folder / "tasks.py").read_bytes()
     weights = lxc.sandbox / "models" / "tiny" / "model.safetensors"
     weights.chmod(0o600)
     refused = lxc.ask("restart", *guest, FOR_EVER, code=9)["error"]
