@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from controller.execution import ExecResult as ExecResult
     from controller.execution import execute as execute
+
+# Invoke forbids bytecode for the sake of a tasks.py, and then compiles all of us at every start: 35 ms.
+sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 
 __all__ = ["ExecResult", "execute"]
 

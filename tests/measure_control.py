@@ -4,8 +4,7 @@
 
 Runs on an embedded box of its own in realistic mode (each `pct` call takes 0.6 s of CPU, as the real one)
 and prints medians of interleaved rounds, each also as a ratio to the bare command of the same rounds, and the
-CPU time of the whole process on this side. Bytecode is kept, as Python does unless it is told not to: with
-PYTHONDONTWRITEBYTECODE every start would compile the controller anew.
+CPU time of the whole process on this side. Bytecode is kept, as Python does unless it is told not to.
 """
 
 from __future__ import annotations

@@ -372,3 +372,11 @@ def test_an_interrupt_while_python_still_imports_says_so_too(
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (130, "note: interrupted before anything was done\n")
+
+
+def test_the_controller_is_not_compiled_at_every_start(
+    line: Callable[..., list[str]], environment: dict[str, str], tmp_path: Path
+) -> None:
+    kept = {name: value for name, value in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run(line("boxes"), env={**kept, "PYTHONPYCACHEPREFIX": str(tmp_path)}, cwd=PROJECT, check=True)
+    assert list(tmp_path.rglob("controller/inventory.*.pyc"))
