@@ -6,12 +6,21 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from .errors import SandboxError
+from .pct import lxc
 from .pct.host import BUBBLEWRAP, LXC
 
 LXC_PACKAGES = {"lxc-start": "lxc", "debootstrap": "debootstrap", "/usr/sbin/sshd": "openssh-server"}
+# The least container that there is, so that its failure is the machine's and not ours.
+PROBE = """\
+lxc.apparmor.profile = unconfined
+lxc.console.path = none
+lxc.monitor.unshare = 1
+lxc.net.0.type = empty
+"""
 PACKAGES = {"bwrap": "bubblewrap", "tmux": "tmux", "bash": "bash"}
 USERNS_SWITCHES = (  # file, the value that forbids, the line that allows
     ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
@@ -42,15 +51,25 @@ def _check_lxc() -> None:
         )
     _check_programs(LXC_PACKAGES)
     _check_library()
-    mount = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
-    groups = [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/")]
-    if subprocess.run(mount, capture_output=True, stdin=subprocess.DEVNULL).returncode != 0:
-        refused = "mount file systems"
-    elif not any(os.access(group / "cgroup.procs", os.W_OK) for group in groups):
-        refused = "make control groups"
-    else:
-        return
-    raise SandboxError(f"root may not {refused} on this machine", "inside Docker: docker run --privileged")
+    with tempfile.TemporaryDirectory(prefix="pctrun-probe-") as place:
+        config, log = Path(place, "config"), Path(place, "log")
+        config.write_text(PROBE)
+        log.touch()
+        command = ["lxc-execute", "-P", place, "-n", f"probe-{os.getpid()}", "-f", str(config)]
+        command += ["-o", str(log), "-l", "ERROR", "--", "true"]
+        if subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode != 0:
+            raise SandboxError(
+                f"LXC starts no container on this machine: {lxc.reason(str(log))}",
+                "inside Docker: docker run --privileged",
+            )
+    lines = Path("/proc/self/uid_map").read_text("ascii").splitlines()
+    ranges = [(int(inner), int(count)) for inner, _, count in (line.split() for line in lines)]
+    last = lxc.FIRST_ID + lxc.IDS
+    if not any(inner <= lxc.FIRST_ID and last <= inner + count for inner, count in ranges):
+        raise SandboxError(
+            f"root has no ids from {lxc.FIRST_ID} on to give to an unprivileged container",
+            "inside Docker: without userns-remap",
+        )
 
 
 def _check_programs(packages: dict[str, str]) -> None:

@@ -58,7 +58,7 @@ def start(host: Host, vmid: int, config: dict[str, str]) -> None:
         env={"PATH": "/nonexistent", "LC_ALL": "C"},
     )
     if done.returncode != 0:
-        raise Failure(255, f"startup for container '{vmid}' failed: {_reason(log_path)}")
+        raise Failure(255, f"startup for container '{vmid}' failed: {reason(log_path)}")
 
 
 def end(host: Host, vmid: int, clean_s: float, force: bool) -> None:
@@ -152,7 +152,7 @@ def _write(path: str, text: str, mode: int) -> None:
     os.chmod(path, mode)
 
 
-def _reason(log_path: str) -> str:
+def reason(log_path: str) -> str:
     """The first error that LXC logged, without its clock and source line."""
     with open(log_path, encoding="utf-8", errors="replace") as file:
         errors = [line.rpartition(" - ")[2].strip() for line in file if " ERROR " in line]
