@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from .errors import SandboxError
@@ -13,7 +14,14 @@ from .pct import lxc
 from .pct.host import BUBBLEWRAP, LXC
 
 LXC_PACKAGES = {"lxc-start": "lxc", "debootstrap": "debootstrap", "/usr/sbin/sshd": "openssh-server"}
-PRIVILEGED = "inside Docker: docker run --privileged"
+STATIC_INIT = Path("/usr/sbin/init.lxc.static")  # of Debian's package; it ends at once, having nothing to run
+PROBE = """\
+lxc.rootfs.path = dir:{root}
+lxc.init.cmd = /sbin/init
+lxc.apparmor.profile = unconfined
+lxc.monitor.unshare = 1
+lxc.net.0.type = empty
+"""
 PACKAGES = {"bwrap": "bubblewrap", "tmux": "tmux", "bash": "bash"}
 USERNS_SWITCHES = (  # file, the value that forbids, the line that allows
     ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
@@ -44,12 +52,7 @@ def _check_lxc() -> None:
         )
     _check_programs(LXC_PACKAGES)
     _check_library()
-    mount = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
-    groups = [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/")]
-    if subprocess.run(mount, capture_output=True, stdin=subprocess.DEVNULL).returncode != 0:
-        raise SandboxError("root may not mount file systems on this machine", PRIVILEGED)
-    if not any(os.access(group / "cgroup.procs", os.W_OK) for group in groups):
-        raise SandboxError("root may not make control groups on this machine", PRIVILEGED)
+    _check_lxc_starts()
     lines = Path("/proc/self/uid_map").read_text("ascii").splitlines()
     ranges = [(int(inner), int(count)) for inner, _, count in (line.split() for line in lines)]
     last = lxc.FIRST_ID + lxc.IDS
@@ -58,6 +61,25 @@ def _check_lxc() -> None:
             f"root has no ids from {lxc.FIRST_ID} on to give to an unprivileged container",
             "inside Docker: without userns-remap",
         )
+
+
+def _check_lxc_starts() -> None:
+    """The least container there is, whose failure is the machine's and not ours. It has a root of its own: with
+    none and no console, LXC changes the mode of the machine's /dev/null."""
+    with tempfile.TemporaryDirectory(prefix="pctrun-probe-", ignore_cleanup_errors=True) as place:
+        root, log = Path(place, "root"), Path(place, "log")
+        for name in ("dev", "proc", "sys", "sbin"):
+            (root / name).mkdir(parents=True)
+        shutil.copy(STATIC_INIT, root / "sbin" / "init")
+        Path(place, "probe").mkdir()
+        Path(place, "probe", "config").write_text(PROBE.format(root=root))
+        log.touch()
+        command = ["lxc-start", "-P", place, "-n", "probe", "-d", "-o", str(log), "-l", "ERROR"]
+        if subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode != 0:
+            raise SandboxError(
+                f"LXC starts no container on this machine: {lxc.reason(str(log))}",
+                "inside Docker: docker run --privileged",
+            )
 
 
 def _check_programs(packages: dict[str, str]) -> None:
