@@ -26,6 +26,9 @@ Place = tuple[str | int, ...]
 _TYPES = {str: "a valid string", bool: "a valid boolean", int: "a valid integer", float: "a valid number"}
 
 
+_EXACT = 2**53  # from here on a float skips whole numbers, and a YAML file can hold one that no float reaches
+
+
 class Complaint(NamedTuple):
     """One mistake. `kind`: unknown (a key), missing (a key), name (a key that is no text), mapping (wanted
     one), value (of the wrong type or size: `wish` is what it should be) or rule (broken: `wish` says how)."""
@@ -162,8 +165,10 @@ def _checked(hint: Any, value: Any, place: Place, found: list[Complaint]) -> Any
         return value
     if issubclass(hint, Record):
         return _record(hint, value, place, found)
-    if type(value) is hint or (hint is float and type(value) is int):
-        return hint(value)
+    if type(value) is hint:
+        return value
+    if hint is float and type(value) is int and abs(value) < _EXACT:
+        return float(value)
     found.append(Complaint(place, "value", _TYPES[hint], value))
     return None
 
