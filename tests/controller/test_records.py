@@ -52,6 +52,7 @@ def test_a_whole_record_with_what_was_given_and_what_was_not() -> None:
         ({"number": 4.0}, Complaint(("number",), "value", "a valid integer", 4.0)),
         ({"number": 0}, Complaint(("number",), "value", "greater than or equal to 2", 0)),
         ({"number": 3}, Complaint(("number",), "rule", "must be even")),
+        ({"number": 4, "inner": {"share": 10**400}}, "a valid number"),
         ({"number": 4, "flag": True}, Complaint((), "rule", "a flag needs a text")),
         ({"number": 4, "inner": 1}, Complaint(("inner",), "mapping", value=1)),
         ({"number": 4, "inner": {"share": float("nan")}}, "greater than or equal to 0"),
