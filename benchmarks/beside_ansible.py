@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from loopback_sshd import Sshd
+from loopback_sshd import Sshd, front_for_ansible
 from workstation import ROOT, Workstation, as_real
 
 sys.path.insert(0, str(ROOT))
@@ -74,7 +74,9 @@ def main() -> None:
     server = None
     try:
         box = sandbox.up(realistic=True)
-        server = Sshd(base / "sshd", base / "sandbox" / "bin", box.identity_file.with_suffix(".pub"))
+        programs = base / "sandbox" / "bin"
+        server = Sshd(base / "sshd", programs, box.identity_file.with_suffix(".pub"))
+        server.start(ForceCommand=front_for_ansible(server.folder, programs))
         rig = Rig(base, server.port, box.identity_file, server.host_key, server.known_hosts, box.python)
         costs = measure(rig, playbook, chosen.rounds, chosen.ansible_rounds)
         print(table(costs))

@@ -1,4 +1,4 @@
-"""OpenSSH's own server on a loopback port: what is measured must not be our server's speed."""
+"""OpenSSH's own server on a loopback port: what is measured or broken must not be our own server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Sshd:
-    """Logs in whoever has `client_key`'s private half; `pct` is the one in `programs`, also as /usr/sbin/pct.
+    """Logs in whoever has `client_key`'s private half; `pct` is the one in `programs`.
 
-    Attributes: `port`, `host_key` (SHA256:…), `known_hosts` (a file).
+    Attributes: `port`, the same over restarts, and of the key in use `host_key` (SHA256:…), `public_key` and
+    `known_hosts` (files). SystemExit where OpenSSH's server is missing or does not start.
     """
 
     def __init__(self, folder: Path, programs: Path, client_key: Path) -> None:
@@ -27,51 +28,55 @@ class Sshd:
         folder.mkdir()
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # it insists; Debian's unit makes it, too
-        key = folder / "host_key"
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-        told = subprocess.run(["ssh-keygen", "-lf", f"{key}.pub"], check=True, capture_output=True, text=True)
-        self.host_key = told.stdout.split()[1]
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
+        self.folder, self._program = folder, program
         self.known_hosts = folder / "known_hosts"
-        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {key.with_suffix('.pub').read_text()}")
-        front = folder / "front"
-        front.write_text(
-            "#!/bin/bash\n"
-            f'/usr/sbin/pct() {{ exec {programs}/pct "$@"; }}  # Ansible names it in full\n'
-            'eval "$SSH_ORIGINAL_COMMAND"\n'
-        )
-        front.chmod(0o755)
-        lines = {
+        self._options: dict[str, object] = {
             "Port": self.port,
             "ListenAddress": "127.0.0.1",
-            "HostKey": key,
             "AuthorizedKeysFile": client_key,
             "PermitRootLogin": "yes",
             "StrictModes": "no",
             "UsePAM": "no",
             "PidFile": "none",
-            "ForceCommand": front,
             "SetEnv": f"PATH={programs}:{_PATH}",
         }
-        config = folder / "config"
-        config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
-        self._process = subprocess.Popen(
-            [program, "-D", "-e", "-f", str(config)],
-            stdin=subprocess.DEVNULL,
-            stderr=(folder / "log").open("wb"),
-            start_new_session=True,
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, key: str = "host_key", **options: object) -> None:
+        """Listen; `key` names the host key, made on first use, `options` are sshd_config's."""
+        path = self.folder / key
+        if not path.exists():
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+        self.public_key = path.with_suffix(".pub")
+        told = subprocess.run(
+            ["ssh-keygen", "-lf", str(self.public_key)], check=True, capture_output=True, text=True
         )
+        self.host_key = told.stdout.split()[1]
+        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {self.public_key.read_text()}")
+        config, log = self.folder / "config", self.folder / "log"
+        lines = {**self._options, "HostKey": path, **options}
+        config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
+        with log.open("ab") as said:
+            self.process = subprocess.Popen(
+                [self._program, "-D", "-e", "-f", str(config)],
+                stdin=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,
+            )
         ends = time.monotonic() + _START_S
         while not self._listens():
-            if self._process.poll() is not None or time.monotonic() > ends:
-                sys.exit(f"error: sshd did not start: {(folder / 'log').read_text()}")
+            if self.process.poll() is not None or time.monotonic() > ends:
+                sys.exit(f"error: sshd did not start: {log.read_text()}")
             time.sleep(0.02)
 
     def stop(self) -> None:
         """No new connections; those that are open end with their clients."""
-        self._process.terminate()
-        self._process.wait(_START_S)
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(_START_S)
+            self.process = None
 
     def _listens(self) -> bool:
         try:
@@ -79,3 +84,13 @@ class Sshd:
                 return True
         except OSError:
             return False
+
+
+def front_for_ansible(folder: Path, programs: Path) -> Path:
+    """A ForceCommand under which /usr/sbin/pct, which Ansible names in full, is the one in `programs`."""
+    front = folder / "front"
+    front.write_text(
+        f'#!/bin/bash\n/usr/sbin/pct() {{ exec {programs}/pct "$@"; }}\neval "$SSH_ORIGINAL_COMMAND"\n'
+    )
+    front.chmod(0o755)
+    return front

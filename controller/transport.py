@@ -25,6 +25,7 @@ SLICE = 32 * 1024
 READ = 256 * 1024
 _LOST = "check the host and the way to it; the run may be fine"
 _SUSPENDED = "it may be suspended, by a backup for instance: nothing was begun, try again when it is resumed"
+_FREES_S = 2.0  # for which a host may go on counting a channel that we have closed
 _LINGER_S = 1.0  # how long a finished command may take to give its exit status
 
 Sink = Callable[[bytes], None]
@@ -92,6 +93,7 @@ class Link:
     def _channel(self, deadline: Deadline) -> paramiko.Channel:
         """A new channel; where the host allows no more (MaxSessions), once another of ours has ended."""
         ends_at = time.monotonic() + deadline.total if deadline.total else None
+        quiet_at = time.monotonic() + _FREES_S
         while True:
             with self._room:
                 self._channels += 1
@@ -100,8 +102,10 @@ class Link:
             except (paramiko.SSHException, EOFError, OSError) as error:
                 with self._room:
                     self._channels -= 1
-                    if _is_refusal(error) and self._channels and self.alive:
-                        self._room.wait(0.5)  # the host may still count one that we have closed
+                    if self._channels:
+                        quiet_at = time.monotonic() + _FREES_S
+                    if _is_refusal(error) and self.alive and time.monotonic() < quiet_at:
+                        self._room.wait(0.1)
                         self._check(ends_at, deadline)
                         continue
                 self.close()

@@ -24,19 +24,19 @@ def server(built: House) -> Iterator[Sshd]:
     made = Sshd(built)
     built.wire.target = made.port
     yield made
-    made.stop()
+    made.kill()
 
 
 @pytest.fixture
 def host(house: House, server: Sshd) -> Iterator[Sshd]:
     """The server with its first key and Debian's limits, before a test and after it."""
-    server.stop()
+    server.kill()
     server.start()
-    house.box("lab", host_key=server.fingerprint)
+    house.box("lab", host_key=server.host_key)
     yield server
-    server.stop()
+    server.kill()
     server.start()
-    house.box("lab", host_key=server.fingerprint)
+    house.box("lab", host_key=server.host_key)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_restart_of_the_listener_touches_no_command(house: House, host: Sshd) 
     flag = house.ct / "tmp" / "begun"
 
     def restart() -> None:
-        host.stop(sessions=False)
+        host.stop()
         host.start()
 
     with house.when(flag.exists, restart):
@@ -72,7 +72,7 @@ def test_a_restart_of_the_listener_touches_no_command(house: House, host: Sshd) 
 )
 def test_a_host_that_ends_its_sessions_is_a_lost_connection(house: House, host: Sshd) -> None:
     flag = house.ct / "tmp" / "begun"
-    with house.when(flag.exists, host.stop):
+    with house.when(flag.exists, host.kill):
         said = house.type("exec", "sh", "--arg=-c", "--arg=echo $$ > /tmp/begun; sleep 77")
     host.start()
     assert said.code == 7 and "the connection broke" in said.err and "the agent ends the command" in said.err
@@ -90,7 +90,7 @@ def test_following_and_watching_outlive_a_restart_of_the_host(house: House, host
     follower = house.start("logs", "--follow", "--lines=0")
     watcher = house.start("watch", "--every=0.3")
     house.wait_for(lambda: follower.out and watcher.out, "both are at work", 60)
-    host.stop()
+    host.kill()
     time.sleep(0.5)
     host.start()
     house.wait_for(lambda: len(sessions(house)) == 2, "both are at work again", 60)
@@ -117,16 +117,16 @@ def sessions(house: House) -> list[str]:
 )
 def test_a_changed_host_key_is_refused_with_the_mend(house: House, host: Sshd, run: str) -> None:
     known = house.base / "known_hosts"
-    kind, blob, *_ = (host.base / "first.pub").read_text().split()
+    kind, blob, *_ = host.public_key.read_text().split()
     known.write_text(f"[127.0.0.1]:{house.wire.port} {kind} {blob}\n")
-    first = host.fingerprint
+    first = host.host_key
     house.box("lab", known_hosts=str(known), host_key=None)
     assert house.type("status").out.count(run) == 1
-    host.stop()
+    host.kill()
     host.start(key="second")
     said = house.type("deploy")
     assert said.code == 7 and "has changed" in said.err
-    assert first in said.err and host.fingerprint in said.err
+    assert first in said.err and host.host_key in said.err
     assert f"ssh-keygen -R '[127.0.0.1]:{house.wire.port}' -f {known}" in said.err
     seen = house.type("status")
     assert seen.code == 7 and "UNREACHABLE" in seen.out and f"{run} at step" in seen.out
@@ -147,7 +147,7 @@ def test_a_changed_host_key_is_refused_with_the_mend(house: House, host: Sshd, r
 def test_a_watch_does_not_go_on_with_a_stranger(house: House, host: Sshd, run: str) -> None:
     watcher = house.start("watch", "--every=0.3")
     house.wait_for(lambda: watcher.out, "its first look", 60)
-    host.stop()
+    host.kill()
     host.start(key="second")
     said = watcher.ended()
     assert said.code == 7 and "is not the pinned one" in said.err, said
@@ -185,12 +185,12 @@ def test_more_channels_than_the_host_allows(house: House, host: Sshd) -> None:
     seen="doctor finds `ssh` and `agent` in order; `it opens no channel`",
 )
 def test_a_host_with_one_channel_is_enough(house: House, host: Sshd) -> None:
-    host.stop()
-    host.start(sessions=1)
+    host.kill()
+    host.start(MaxSessions=1)
     checks = {check["name"]: check["state"] for check in house.type("doctor", "--json").json["checks"]}
     assert [checks[name] for name in ("ssh", "pct", "container", "agent", "tmux")] == ["ok"] * 5
-    host.stop()
-    host.start(sessions=0)
+    host.kill()
+    host.start(MaxSessions=0)
     link = Link(resolve(load().pick(["lab"])[0]))
     with pytest.raises(ConnectionLost, match="it opens no channel"):
         link.run("true", on_stdout=lambda data: None, on_stderr=lambda data: None)
