@@ -114,7 +114,8 @@ def _system_error(error: OSError) -> dict[str, Any]:
             return {"kind": "disk", "message": f"no inode left on the disk{where}", "hint": hint}
         return {"kind": "disk", "message": f"no space left on the disk{where}", "hint": "free some space"}
     if error.errno == errno.EROFS:
-        return {"kind": "disk", "message": f"the file system of {error.filename} is read-only", "hint": ""}
+        hint = "a disk with errors becomes so: dmesg | tail, on the host"
+        return {"kind": "disk", "message": f"the file system of {error.filename} is read-only", "hint": hint}
     return _internal(error)
 
 

@@ -154,6 +154,24 @@ def test_a_full_disk_under_a_run_is_told(house: House, narrow: tuple[str, Path])
 
 
 @fault(
+    "a disk that has become read-only",
+    promised="told as that, with where to look; looks go on",
+    seen="deploy and restart exit 9, `is read-only`, `dmesg | tail`; status shows the last run",
+)
+def test_a_read_only_disk_is_told(house: House, narrow: tuple[str, Path]) -> None:
+    box, outer = narrow
+    run = house.type("restart", "--box", box, "--json").json["start"]["run"]
+    assert house.type("abort", "--box", box).code == 0
+    enter = ["nsenter", "-t", str(house.init), "-m", "mount", "-o"]
+    subprocess.run([*enter, "remount,ro", f"/var/{outer.name}"], check=True)
+    both = house.box("both", roots={name: f"/var/{outer.name}/lib/{name}" for name in ROOTS})
+    for said in (house.type("restart", "--box", box), house.type("deploy", "--box", both)):
+        assert said.code == 9 and "is read-only" in said.err and "dmesg | tail" in said.err, said
+    seen = house.status(box)
+    assert (seen["verdict"], seen["snapshot"]["run"]["id"]) == ("stopped", run)
+
+
+@fault(
     "/dev/shm too small for the model",
     promised="doctor says what cannot be staged and the line that mends it; a run starts",
     seen="doctor: `it cannot be staged there`, `lxc.mount.entry: tmpfs dev/shm`; restart exit 0",
