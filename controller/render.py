@@ -248,6 +248,8 @@ def next_step(verdict: Verdict, snapshot: Json | None) -> str:
     run = (snapshot or {}).get("run") or {}
     saved = run.get("checkpoints") or (run.get("record") or {}).get("resume_from")
     begins = "resumes at the last checkpoint" if saved else "this run has no checkpoint"
+    if saved and (run.get("record") or {}).get("id") is None:
+        begins = "not from this run: its run.json cannot be read"
     restart = f"invoke restart ({begins})"
     return (
         verdict.mend

@@ -165,7 +165,10 @@ def _without_trainer(snapshot: Json, run: Json) -> Verdict:
     if phase in ("finished", "stopped"):
         # A trainer that ended in order: its own last word is the truth.
         return Verdict(phase, f"at step {state.get('step') or 0}", state.get("heartbeat"), (why,))
-    where = f"in phase {phase} at step {state.get('step') or 0}" if phase else "before its first state"
+    lived = run.get("metrics") or run.get("checkpoints")
+    where = "and its state cannot be read" if lived else "before its first state"
+    if phase:
+        where = f"in phase {phase} at step {state.get('step') or 0}"
     if not supervisor:
         why = "neither the supervisor nor the trainer lives, and no exit file can be read"
         booted, seen = snapshot.get("booted"), state.get("heartbeat") or created

@@ -93,6 +93,8 @@ def test_a_damaged_record_of_a_run_that_has_ended(box: Box, ended: str, name: st
         assert "Traceback" not in seen.screen, damage
         listed = box.call("runs", runs=[ended], detail=True).result["runs"]
         assert [each["id"] for each in listed] == [ended], damage
+        if name == "run.json":
+            assert "not from this run: its run.json cannot be read" in seen.screen.splitlines()[-1], damage
 
 
 @fault(
@@ -110,6 +112,7 @@ def test_a_damaged_exit_file(box: Box, ended: str) -> None:
         both = look(box, ended)
         state.write_bytes(whole)
         assert (both.word, both.exit_code) == ("crashed", 4), damage
+        assert "vanished and its state cannot be read" in both.screen, damage
 
 
 @fault(
