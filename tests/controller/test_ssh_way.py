@@ -39,8 +39,8 @@ class Forwarder(asyncssh.SSHServer):
     def connection_requested(self, *where):
         return True
 
-async def serve(host_key, client_keys):
-    server = await asyncssh.listen("127.0.0.1", 0, server_factory=Forwarder, server_host_keys=[host_key],
+async def serve(client_keys, *host_keys):
+    server = await asyncssh.listen("127.0.0.1", 0, server_factory=Forwarder, server_host_keys=host_keys,
                                    authorized_client_keys=client_keys)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.wait_closed()
@@ -51,10 +51,15 @@ asyncio.run(serve(*sys.argv[1:]))
 
 @pytest.fixture
 def jump_host(embedded: sandbox.Endpoint, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """A second SSH server that forwards and does nothing else: `user@host:port` and its known_hosts line."""
-    key = asyncssh.generate_private_key("ssh-ed25519")
-    key.write_private_key(str(tmp_path / "jump_key"))
-    argv = [sys.executable, "-c", JUMP_HOST, str(tmp_path / "jump_key"), f"{embedded.identity_file}.pub"]
+    """A second SSH server that forwards and does nothing else: `user@host:port` and its known_hosts line.
+
+    It has two keys, and the one that is known is not the one that Paramiko would ask for.
+    """
+    argv = [sys.executable, "-c", JUMP_HOST, f"{embedded.identity_file}.pub"]
+    for kind in ("ssh-ed25519", "ssh-rsa"):
+        key = asyncssh.generate_private_key(kind)
+        key.write_private_key(str(tmp_path / kind))
+        argv.append(str(tmp_path / kind))
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         port = server.stdout.readline().strip()
