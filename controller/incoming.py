@@ -98,15 +98,24 @@ class Incoming:
         while view:
             file = self._unfinished()
             if self._handle is None:
-                self._handle = (self.partial / file["path"]).open("ab")
+                self._handle = (self.partial / file["path"]).open("ab", buffering=0)
             piece = view[: file["bytes"] - file["at"]]
-            self._handle.write(piece)
+            self._write(piece)
             file["at"] += len(piece)
             self.received += len(piece)
             view = view[len(piece) :]
             if file["at"] == file["bytes"]:
                 self.close()
         self._progress(self._bar())
+
+    def _write(self, piece: memoryview) -> None:
+        assert self._handle is not None
+        try:
+            while piece:
+                piece = piece[self._handle.write(piece) :]
+        except OSError as error:
+            mend = "make room: what has arrived stays, and the same command goes on from there"
+            raise PctrunError(f"{self.partial}: {error.strerror}", mend, kind="disk") from None
 
     def settle(self, result: Json) -> None:
         """Verify every file by its hash, then move the folder into place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -151,6 +152,41 @@ def test_a_full_disk_under_a_run_is_told(house: House, narrow: tuple[str, Path])
     assert "invoke runs.prune" in said.out
     filler.unlink()
     assert house.type("restart", "--box", box).code == 0
+
+
+@fault(
+    "the workstation's disk fills up while a drafter arrives",
+    promised="what has arrived stays, the rest comes with the same command; nothing half-made looks whole",
+    seen="exit 1, the folder, `No space left on device`, `what has arrived stays`; then whole",
+)
+def test_our_own_disk_fills_up_under_a_fetch(house: House, tmp_path: Path) -> None:
+    run = house.type("restart", "--json").json["start"]["run"]
+    assert house.type("abort").code == 0
+    data = os.urandom(3 * MIB)
+    (max((house.runs / run / "checkpoints").iterdir()) / "model.safetensors").write_bytes(data)
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tmp_path)], check=False
+    ).returncode:
+        pytest.skip("this machine does not allow mounts")
+    try:
+        house.wire.rate = 2 * MIB
+
+        def half() -> bool:
+            return any(path.stat().st_size > MIB for path in tmp_path.glob(".*.part/model.safetensors"))
+
+        with house.when(half, lambda: fill(tmp_path)):
+            said = house.type("fetch", run, "--out", str(tmp_path))
+        assert said.code == 1 and f"{tmp_path}/" in said.err and "No space left on device" in said.err, said
+        assert "what has arrived stays" in said.err
+        assert [path.name for path in tmp_path.glob("[!.]*")] == ["filler"]
+        (tmp_path / "filler").unlink()
+        house.wire.heal()
+        again = house.type("fetch", run, "--out", str(tmp_path))
+        assert again.code == 0 and "of it now" in again.out, again
+        [weights] = tmp_path.glob("*/model.safetensors")
+        assert weights.read_bytes() == data
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 @fault(
