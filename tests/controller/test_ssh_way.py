@@ -40,7 +40,7 @@ class Forwarder(asyncssh.SSHServer):
         return True
 
 async def serve(client_keys, *host_keys):
-    server = await asyncssh.listen("127.0.0.1", 0, server_factory=Forwarder, server_host_keys=host_keys,
+    server = await asyncssh.listen("127.0.0.1", 0, server_factory=Forwarder, server_host_keys=list(host_keys),
                                    authorized_client_keys=client_keys)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.wait_closed()
