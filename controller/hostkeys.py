@@ -1,7 +1,7 @@
 """Host keys are checked before anything is sent: pinned, or known; there is no trust on first use.
 
 known_hosts is read here, for one host: Paramiko makes a key of every line and compares it with all before it,
-which takes half a second for a file of 1,200 lines, and stops at a line that is damaged.
+which takes 0.3 s of CPU for a file of 1,200 lines, and stops at a line that is damaged.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_any_of_several_keys_is_good_and_another_one_is_a_change(tmp_path: Path)
 
 
 def test_hashed_names_are_read_and_a_long_file_takes_no_time(tmp_path: Path) -> None:
-    """Through Paramiko 1,200 such lines take half a second, and the time grows with the square."""
+    """Through Paramiko 1,200 such lines take 0.3 s, and the time grows with the square."""
     path = tmp_path / "hashed"
     path.write_text("".join(f"host{number} {OTHER}\n" for number in range(5000)) + f"[pve1]:2222 {KEY}\n")
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", path], check=True, capture_output=True)
