@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, Callable
 
 from agent import (
     baseline,
@@ -19,7 +19,7 @@ from agent import (
     shapes,
     tmux,
 )
-from agent.call import Args, Call, Roots
+from agent.call import Args, Call, Json, Roots
 from agent.files import last_traceback, number, read_json, tail_lines, tail_objects, tree_bytes
 
 ARGS: Args = {
@@ -51,7 +51,7 @@ def run(call: Call) -> dict[str, Any]:
             "previous": releases.linked(roots, "previous"),
             "count": len(releases.names(roots)),
         },
-        "run": _run(roots, chosen, marked, args) if chosen else None,
+        "run": settled(lambda fresh: _run(roots, chosen, fresh, args), marked) if chosen else None,
         "runs": [_brief(roots, each, marked) for each in all_ids[:RECENT_RUNS]],
         "disks": disks(roots),
         "shm": disk("/dev/shm"),
@@ -135,6 +135,23 @@ def checkpoints(run_dir: str) -> list[dict[str, Any]]:
         {"step": each.step, "path": each.path, "bytes": tree_bytes(each.path)[0], "at": each.at}
         for each in runs.checkpoints(run_dir)
     ]
+
+
+def settled(look: Callable[[dict[str, list[procs.Proc]]], Json], marked: dict[str, list[procs.Proc]]) -> Json:
+    """`look` (at a run's files and at its processes in `marked`), so that the two belong together.
+
+    A trainer that started between the two is in the state and not among the processes, and would be called
+    vanished: then both are looked at anew, until the state of before the second scan names the same one.
+    """
+    before = None
+    while True:
+        facts = look(marked)
+        state = facts["state"] or {}
+        if facts.get("exit") or state.get("pid") == before:
+            return facts
+        if any(proc["role"] == "trainer" for proc in facts["processes"]):
+            return facts
+        before, marked = state.get("pid"), procs.marked()
 
 
 def processes(found: list[procs.Proc], state: dict[str, Any] | None) -> list[dict[str, Any]]:

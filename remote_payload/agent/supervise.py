@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from agent.files import last_traceback, read_json, tail_lines, tail_offset
 POLL_S = 0.2
 CHUNK = 64 * 1024
 PANE_LINES = 200
+SHOW_S, SHOWN = 0.1, 1 << 20
 EXCEPTION_LINES = 12  # of the log's end: an exception above them was not the end
 
 
@@ -127,24 +129,34 @@ def _tell(output: BinaryIO, line: str) -> None:
 
 
 class Pane:
-    """Copies the log to the terminal as it grows; a terminal that fails once is not used again."""
+    """Copies the log to the terminal as it grows; a terminal that fails once is not used again.
+
+    It never waits: with a tmux that is stopped, or slower than the log, the end of the trainer would be seen
+    late or never. What does not fit within SHOW_S is left out once it is more than SHOWN bytes.
+    """
 
     def __init__(self, log: str) -> None:
         self.log = log
         self.at = tail_offset(log, PANE_LINES, CHUNK)
         self.alive = True
+        with contextlib.suppress(OSError):
+            os.set_blocking(1, False)
 
     def show(self) -> None:
-        while self.alive:
+        ends = time.monotonic() + SHOW_S
+        while self.alive and time.monotonic() < ends:
             try:
                 with open(self.log, "rb", buffering=0) as file:
-                    self.at = min(self.at, file.seek(0, os.SEEK_END))
+                    size = file.seek(0, os.SEEK_END)
+                    if not 0 <= size - self.at <= SHOWN:
+                        self.at = tail_offset(self.log, PANE_LINES, CHUNK)
                     file.seek(self.at)
                     block = file.read(CHUNK)
                 if not block:
                     return
-                os.write(1, block)
-                self.at += len(block)
+                self.at += os.write(1, block)
+            except BlockingIOError:
+                select.select([], [1], [], SHOW_S / 5)
             except OSError:  # EIO: the tmux server is gone
                 self.alive = False
 

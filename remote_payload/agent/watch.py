@@ -108,19 +108,23 @@ class _Watch:
 
     def _new(self, run_id: str, marked: dict[str, list[procs.Proc]]) -> Json:
         path = runs.folder(self.roots, run_id)
-        state = shapes.sound(read_json(os.path.join(path, "state.json")), shapes.STATE)
+
+        def living(found: dict[str, list[procs.Proc]]) -> Json:
+            state = shapes.sound(read_json(os.path.join(path, "state.json")), shapes.STATE)
+            return {"state": state, "processes": snapshot.processes(found.get(path, []), state)}
+
+        settled = snapshot.settled(living, marked)
         lines = [shapes.sound(_parsed(line), shapes.METRICS) for line in self.metrics.lines()]
         run_facts: Json = {
             "id": run_id,
-            "state": state,
+            **settled,
             "stop": shapes.sound(read_json(os.path.join(path, "stop.json")), shapes.STOP),
             "attempts": shapes.sound(read_json(os.path.join(path, "attempts.json")), shapes.ATTEMPTS),
-            "processes": snapshot.processes(marked.get(path, []), state),
             "notify": shapes.sound(read_json(os.path.join(path, "notify.json")), shapes.NOTIFY),
             "metrics": [line for line in lines if line is not None and line.get("step") is not None],
             "log": self._log(),
         }
-        saved = (state or {}).get("last_checkpoint")
+        saved = (settled["state"] or {}).get("last_checkpoint")
         if saved != self.saved:
             self.saved = saved
             run_facts["checkpoints"] = snapshot.checkpoints(path)
