@@ -151,7 +151,7 @@ def zombies(families: Iterable[int]) -> dict[int, str]:
             state, parent, *_ = rest.split()
             parents[pid] = int(parent)
             if state == "Z":
-                dead[pid] = head.partition("(")[2]
+                dead[pid] = f"{head.partition('(')[2]} of {_command(int(parent))}"
     roots = set(families)
 
     def below(pid: int) -> bool:
@@ -174,6 +174,14 @@ def inside(init: int) -> dict[int, list[str]]:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
                 found[pid] = [word.decode(errors="replace") for word in words]
     return found
+
+
+def _command(pid: int) -> str:
+    """Its argument list, cut; empty when it is gone."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        return words.decode(errors="replace")[-60:].strip()
+    return ""
 
 
 def _pids() -> list[int]:

@@ -129,9 +129,9 @@ class Soak:
             out, err = process.communicate()
             self.codes[process.returncode] += 1
             if process.returncode not in DUE:
-                self.findings.append(
-                    f"status on {who.folder.name}: {process.returncode} {out[-400:]}{err[-400:]}"
-                )
+                said = json.loads(out)["boxes"][0] if out else {"error": err[-400:]}
+                told = {name: said.get(name) for name in ("verdict", "summary", "reasons", "error")}
+                self.findings.append(f"status on {who.folder.name}: {process.returncode} {json.dumps(told)}")
 
     def _follow(self) -> None:
         """Every run's log to its end, read by another workstation."""

@@ -64,7 +64,7 @@ def test_a_leak_and_a_zombie_are_found(programs: dict[str, subprocess.Popen[byte
     assert "steady" not in found
     assert "parent" not in found
     [zombie] = sampler.zombies
-    assert zombie.startswith("true (")
+    assert zombie.startswith("true of ")
 
 
 @pytest.mark.slow
