@@ -49,13 +49,18 @@ def _screen(box: Box, row: Json) -> Iterator[str]:
         why = f": {row['pin']['reason']}" if row["pin"].get("reason") else ""
         yield _line("pinned", f"by {runs.operator(row['pin'].get('operator'))}{why}")
     begin = row["resume_from"]
-    yield _line("resumed", f"from {begin['run']} step {begin['step']}" if begin else "no, from scratch")
+    if not record:
+        yield _line("record", "its run.json cannot be read: recipe, release, what it resumed are not known")
+    else:
+        yield _line("resumed", f"from {begin['run']} step {begin['step']}" if begin else "no, from scratch")
     for number, crash in enumerate((row["attempts"] or {}).get("crashes") or []):
         yield from _wrapped("" if number else "crashes", attempts.line(crash))
-    yield _line("recipe", f"{row['recipe']}  (configuration {row['config_hash'] or '?'})")
+    if record:
+        yield _line("recipe", f"{row['recipe']}  (configuration {row['config_hash'] or '?'})")
     for name, value in (record.get("overrides") or {}).items():
         yield _line("", f"{name} = {value}")
-    yield _line("release", f"{row['release']}, commit {source.text(row['source'])}")
+    if record:
+        yield _line("release", f"{row['release']}, commit {source.text(row['source'])}")
     versions = record.get("versions") or {}
     known = [f"{name} {versions[name]}" for name in _MAIN if versions.get(name)]
     yield _line("versions", ", ".join(known) or "not recorded")

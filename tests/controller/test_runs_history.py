@@ -140,6 +140,13 @@ def test_one_run_with_all_that_made_it(golden: Callable[[str, str], None], at_ha
     assert all(len(line) <= 100 for line in text.splitlines())
 
 
+def test_a_run_without_its_record_is_shown_without_guesses(at_hand: Any) -> None:
+    at_hand([entry(8, record=None)])
+    text = runs_show.run(LAB, Console(), run_id="r-0008").text
+    assert "its run.json cannot be read: recipe, release, what it resumed are not known" in text
+    assert "None" not in text and "from scratch" not in text
+
+
 def test_two_runs_side_by_side(golden: Callable[[str, str], None], at_hand: Any) -> None:
     at_hand([entry(6), changed()])
     done = runs_diff.run(LAB, Console(), first="r-0006", second="r-0007")
