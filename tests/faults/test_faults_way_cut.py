@@ -131,13 +131,13 @@ def test_a_login_on_a_frozen_way_is_no_refused_key(house: House, login: dict[str
 
 
 @fault(
-    "a slow way (200 KB/s)",
+    "a slow way (300 KB/s), with megabytes on it",
     promised="slow is not dead: nothing is given up as long as bytes move",
     seen="exit 0, `deployed`, whole",
 )
 def test_a_slow_way_is_not_a_dead_one(house: House) -> None:
-    wanted = house.change_payload(400_000)
-    house.wire.rate = 200_000
+    wanted = house.change_payload(1_500_000)
+    house.wire.rate = 300_000
     began = time.monotonic()
     said = house.type("deploy")
     assert time.monotonic() - began > IDLE_S  # longer than silence would have been borne
