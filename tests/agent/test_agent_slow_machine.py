@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from agent import procs, snapshot
+from tests.faults.table import fault
 
 AGENT_HOME = Path(__file__).resolve().parents[2] / "remote_payload"
 CHATTY = "import sys; sys.stdout.write(('x' * 99 + '\\n') * 50_000)"  # 5 MB, more than any terminal holds
 
 
+@fault(
+    "a tmux server that is stopped or slower than the log",
+    promised="the trainer's end is seen and written at once; the pane leaves lines out",
+    seen="`exit.json` within seconds behind a terminal that takes nothing, after 5 MB of log",
+    part="process",
+)
 def test_a_terminal_that_takes_nothing_does_not_hide_the_trainers_end(tmp_path: Path) -> None:
     """As a tmux server that is stopped, or in a log of 5 MB a second: the pane is only a window."""
     run = tmp_path / "r-0001"
