@@ -20,6 +20,7 @@ from controller.deadline import Deadline
 from controller.errors import Unreachable
 from controller.sandbox import SandboxError, needs, rootfs
 from controller.sandbox.pct.host import Host
+from tests.faults.table import fault
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for debootstrap
 STEPS = "--set=train.steps=30"  # long enough to be stopped in the middle on a fast machine
@@ -156,6 +157,12 @@ def test_a_second_release_and_the_way_back(lxc) -> None:
     (lxc.folder / "remote_payload" / "examples" / "another.txt").unlink()
 
 
+@fault(
+    "a model that the root of an unprivileged container may not read",
+    promised="refused before the start with the file's name; doctor says it, too",
+    seen="exit 9, `model.safetensors`, `chmod`; doctor: `may not read`",
+    part="place",
+)
 def test_an_unprivileged_container_is_no_different(lxc) -> None:
     """Its root is nobody on the host; a stop in the middle of a run, which empties its /run, is told."""
     guest = ("--box", "guest")
@@ -212,6 +219,12 @@ def test_a_person_attaches_through_ssh_and_lxc_attach(lxc, living_run: str) -> N
     assert lxc.status()["snapshot"]["run"]["tmux"]
 
 
+@fault(
+    "OpenSSH's server ended with all its connections, Debian's LXC behind it",
+    promised="unreachable, and the same run again when it is back",
+    seen="exit 7, `unreachable`; the same run and host key",
+    part="way",
+)
 def test_the_server_goes_away_and_comes_back_as_the_same(lxc, living_run: str) -> None:
     """OpenSSH leaves its connections alive when it ends; `sandbox.down` is a lost host all the same."""
     before = sandbox.up()
@@ -232,6 +245,12 @@ def test_the_server_goes_away_and_comes_back_as_the_same(lxc, living_run: str) -
     assert follower.returncode == 130
 
 
+@fault(
+    "an order to a suspended container (lxc-freeze)",
+    promised="given up after 45 s (here 2), and not carried out when it is resumed",
+    seen="`did not begin to answer within 2 s`, `suspended`; the run is untouched",
+    part="place",
+)
 def test_an_order_to_a_suspended_container_ends_and_is_not_carried_out_later(lxc, living_run: str) -> None:
     """`pct exec` enters a frozen container and stays silent; what it was told must not happen at its end."""
     box = inventory.load(lxc.folder / "inventory.yaml").boxes["sandbox"]
