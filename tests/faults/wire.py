@@ -39,6 +39,11 @@ class Wire:
         """Pass `count` bytes, then nothing more of the open connections, and no end either."""
         self._arm(direction, count, "freeze")
 
+    def freeze(self) -> None:
+        """Pass nothing more of what is open now; new connections are served."""
+        with self._guard:
+            self._still |= set(self._open)
+
     def heal(self) -> None:
         """Forget every fault, the counts, and the connections that are open."""
         self._fault, self.rate, self._refusing = None, 0.0, False
@@ -116,5 +121,4 @@ class Wire:
             if fault[2] == "cut":
                 self.cut()
             else:
-                with self._guard:
-                    self._still |= {source, sink}
+                self.freeze()
