@@ -66,6 +66,8 @@ def _check_lxc() -> None:
 def _check_lxc_starts() -> None:
     """The least container there is, whose failure is the machine's and not ours. It has a root of its own:
     with none and no console, LXC changes the mode of the machine's /dev/null."""
+    if not STATIC_INIT.exists():
+        return
     with tempfile.TemporaryDirectory(prefix="pctrun-probe-", ignore_cleanup_errors=True) as place:
         root, log = Path(place, "root"), Path(place, "log")
         for name in ("dev", "proc", "sys", "sbin"):
