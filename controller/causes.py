@@ -63,6 +63,14 @@ def suspended(trainer: Json) -> Iterator[Cause]:
         yield Cause("suspended", "the trainer is suspended by a signal", wake)
 
 
+def restart(run: Json) -> str:
+    """The command that goes on with this run: without it the box's own is started, not what --set made."""
+    record = run.get("record") or {}
+    if not (record.get("id") and record.get("overrides")):
+        return "invoke restart"
+    return f"invoke restart --from {record['id']} --release current"
+
+
 def _record(run: Json) -> Iterator[Cause]:
     if (run.get("record") or {}).get("id") is None:
         says = "its run.json is gone or damaged, perhaps its whole folder: what it does now may be lost"

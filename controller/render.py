@@ -250,17 +250,19 @@ def next_step(verdict: Verdict, snapshot: Json | None) -> str:
     begins = "resumes at the last checkpoint" if saved else "this run has no checkpoint"
     if saved and (run.get("record") or {}).get("id") is None:
         begins = "not from this run: its run.json cannot be read"
-    restart = f"invoke restart ({begins})"
+    again = causes.restart(run)
+    restart = f"{again} ({begins})"
+    fetch = f"invoke fetch {(run.get('record') or {}).get('id') or 'newest'}"
     return (
         verdict.mend
         or {
             "starting": "invoke wait --until healthy",
             "warming-up": "invoke wait --until healthy",
             "healthy": "invoke logs --follow   |   invoke wait --until finished   |   invoke abort",
-            "degraded": "invoke logs   |   invoke restart",
-            "stalled": "invoke logs   |   invoke attach   |   invoke restart",
+            "degraded": f"invoke logs   |   {again}",
+            "stalled": f"invoke logs   |   invoke attach   |   {again}",
             "crashed": f"invoke logs   |   {restart}",
-            "finished": "invoke logs   |   invoke restart --from-scratch",
+            "finished": f"{fetch}   |   invoke logs   |   invoke restart --from-scratch",
             "stopped": restart,
             "not-running": "invoke deploy   |   invoke restart",
             "unreachable": "check the host and the way to it; the run may be fine",

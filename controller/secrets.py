@@ -124,7 +124,7 @@ def _file(name: str) -> str:
     except OSError as error:
         raise PreflightFailed(
             f"{path} cannot be read: {error.strerror}",
-            f"put the value there: chmod 600 {path}",
+            f"put the value there, then chmod 600 {path}",
             kind="secret",
         ) from None
     except UnicodeDecodeError:

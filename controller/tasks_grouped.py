@@ -116,7 +116,7 @@ def env_prune(on: On, keep: str = "0", yes: bool = False) -> None:
     realistic="make every pct call as slow as the real one (0.6 s)",
     fast="undo --realistic",
     python="interpreter to use in the container (default: this one)",
-    engine="bubblewrap (default), or lxc: OpenSSH's server and Debian's LXC; needs root; lasts until --wipe",
+    engine="bubblewrap (default), or lxc: OpenSSH and Debian's LXC, as root; until sandbox.down --wipe",
     **JSON,
 )
 def up(

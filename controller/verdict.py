@@ -184,7 +184,7 @@ def _without_trainer(snapshot: Json, run: Json) -> Verdict:
 def _between_attempts(snapshot: Json, run: Json) -> Verdict:
     """A crash that is tried again is no end: the supervisor waits, and whoever waits for the run goes on."""
     pending, now = attempts.pending(run) or {}, snapshot["now"]
-    mend = "invoke restart does it now   |   invoke abort ends it   |   invoke logs"
+    mend = f"{causes.restart(run)} does it now   |   invoke abort ends it   |   invoke logs"
     found = [Cause("restarting", attempts.says(pending), mend)]
     known = crash.explain(snapshot, run, {**pending, "detail": attempts.says(pending)}, "")
     found += [each for each in known if each.kind != "exit"]

@@ -143,6 +143,18 @@ def passed_over(roots: Roots, point: dict[str, Any] | None, config_hash: str) ->
     return lines
 
 
+def left_behind(roots: Roots, new: str, config_hash: str) -> list[str]:
+    """A line when the run before `new` could go on, but is not gone on from: its configuration is another."""
+    for run in [each for each in ids(roots) if each != new][:1]:
+        record = read_json(os.path.join(folder(roots, run), "run.json")) or {}
+        if record.get("config_hash") not in (None, config_hash) and not has_finished(folder(roots, run)):
+            point = resume_point(roots, run)
+            if point is not None:
+                says = f"{run} stays at step {point['step']}: its configuration is another"
+                return [f"{says} (invoke restart --from {run} goes on with it)"]
+    return []
+
+
 def has_finished(run_dir: str) -> bool:
     """Whether training came to its end; `state.json` knows when the supervisor died before `exit.json`."""
     end = read_json(os.path.join(run_dir, "exit.json"))

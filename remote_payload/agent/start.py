@@ -203,8 +203,12 @@ def launch(call: Call, plan: Plan) -> Json:
     except (OSError, Refusal):
         shutil.rmtree(run_dir, ignore_errors=True)  # a full disk: no run without a record
         raise
-    for line in runs.passed_over(roots, resume_from, config_hash) if plan.resume != "none" else ():
-        call.frames.note(line)
+    if plan.resume != "none":
+        lines = runs.passed_over(roots, resume_from, config_hash)
+        if call.args["like"] is None:  # else the person has said which one
+            lines += runs.left_behind(roots, run_id, config_hash)
+        for line in lines:
+            call.frames.note(line)
     where = f"from step {resume_from['step']} of {resume_from['run']}" if resume_from else "from scratch"
     call.frames.note(f"{run_id}: release {plan.release}, {where}, {chosen['choice']} cache")
     began = time.monotonic()

@@ -110,7 +110,9 @@ def test_resume_ignores_other_configurations_and_half_written_checkpoints(ready)
     newest = max((ready.run_dir("r-0001") / "checkpoints").iterdir())
     (newest / "complete.json").write_text('{"st')
     older = sorted((ready.run_dir("r-0001") / "checkpoints").iterdir())[-2]
-    assert ready.start(recipe={"save_every": 5, "steps": 99}).result["resume_from"] is None
+    other = ready.start(recipe={"save_every": 5, "steps": 99})
+    assert other.result["resume_from"] is None
+    assert "(invoke restart --from r-0001 goes on with it)" in other.notes[0]["text"]
     ready.call("stop")
     assert ready.start(recipe={"save_every": 5}).result["resume_from"]["path"] == str(older)
 

@@ -190,3 +190,13 @@ def test_a_long_reason_is_wrapped_and_not_cut() -> None:
     screen = render.screen("lab/200", judged(case), case["snapshot"])
     assert "lower train.lr" in screen
     assert all(len(line) <= render.WIDTH for line in screen.splitlines())
+
+
+@pytest.mark.parametrize("name", ["stopped", "degraded-restarting", "crashed-vanished"])
+def test_a_run_that_set_values_is_gone_on_with_by_its_name(name: str) -> None:
+    case = read(name)
+    record = case["snapshot"]["run"]["record"]
+    assert "--from" not in render.screen("lab/200", judged(case), case["snapshot"])
+    record["overrides"] = {"train.steps": 12}
+    screen = render.screen("lab/200", judged(case), case["snapshot"])
+    assert f"invoke restart --from {record['id']} --release current" in screen
