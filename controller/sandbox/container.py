@@ -68,6 +68,7 @@ def delete_files(folder: Path, host: Host) -> bool:
     there = (folder / "ct").exists()
     for place in (str(folder / "ct"), host.lxc_path):
         bubble.clear(place)
+    set_engine(host, BUBBLEWRAP)
     return there
 
 
