@@ -28,7 +28,6 @@ lxc.environment = TERM=linux
 lxc.mount.auto = cgroup:mixed:force proc:mixed sys:mixed
 lxc.mount.entry = tmpfs dev/shm tmpfs rw,nosuid,nodev,mode=1777,create=dir 0 0
 lxc.mount.entry = tmpfs run tmpfs rw,nosuid,nodev,mode=755,create=dir 0 0
-lxc.mount.entry = tmpfs tmp tmpfs rw,nosuid,nodev,mode=1777,create=dir 0 0
 """
 
 
@@ -39,7 +38,8 @@ def start(host: Host, vmid: int, config: dict[str, str]) -> None:
     provision(host, vmid, unprivileged)
     os.umask(0o022)
     os.makedirs(f"{place}/root", exist_ok=True)
-    _write(f"{place}/prestart", _hook(host.rootfs(vmid), config, f"{place}/root"), 0o755)
+    owner = FIRST_ID if unprivileged else 0
+    _write(f"{place}/prestart", _hook(host.rootfs(vmid), config, f"{place}/root", owner), 0o755)
     _write(f"{place}/config", _config(host, vmid, config, unprivileged), 0o644)
     log_path = f"{place}/start.log"
     _write(log_path, "", 0o644)
@@ -134,9 +134,12 @@ def _config(host: Host, vmid: int, config: dict[str, str], unprivileged: bool) -
     return CONFIG + "\n".join([*lines, *raw, ""])
 
 
-def _hook(rootfs: str, config: dict[str, str], stage: str) -> str:
+def _hook(rootfs: str, config: dict[str, str], stage: str, owner: int) -> str:
     """A shell script for LXC's monitor, in whose mount name space the root appears on `stage`."""
     lines = ["#!/bin/sh -e", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+    # Before the mount points, as LXC would do it after them: a clone in /tmp has its interpreter there.
+    options = f"rw,nosuid,nodev,mode=1777,uid={owner},gid={owner}"
+    lines.append(f"mount -t tmpfs -o {options} tmpfs {shlex.quote(rootfs + '/tmp')}")
     for source, target, read_only in bubble.mount_points(config):
         inner = shlex.quote(rootfs + target)
         lines += [f"mkdir -p {inner}", f"mount --bind {shlex.quote(source)} {inner}"]
