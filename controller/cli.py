@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import json
 import os
 import sys
@@ -56,6 +57,7 @@ def operate(
     """
 
     def work() -> int:
+        _complete(sys.argv)
         options.update({name: _number(int, name, text) for name, text in (whole or {}).items()})
         options.update({name: _number(float, name, text) for name, text in (seconds or {}).items()})
         chosen = inventory.load().pick(boxes, every=every)
@@ -83,6 +85,16 @@ def operate(
         return _report(task, chosen, results, as_json=as_json)
 
     _finish(work, task, as_json=as_json)
+
+
+def _complete(words: Sequence[str]) -> None:
+    """To Invoke a repeatable option that lacks its value was not given: `abort --box $EMPTY` would act on the
+    default box."""
+    for word, follows in itertools.pairwise([*words, "--"]):
+        if word == "--":
+            return
+        if word in ("--box", "--set", "--source") and follows.startswith("--"):
+            raise Usage(f"{word} wants a value", "is a variable of your shell empty?")
 
 
 def _dial_ahead(box: Box) -> None:

@@ -92,6 +92,14 @@ def test_listing_costs_little_more_than_invoke_itself(invoke: Invoke) -> None:
     assert fastest("--list") - fastest("--version") < 0.35
 
 
+@pytest.mark.parametrize("words", ["abort --box", "-R restart --set --json", "-R abort --box gone --box"])
+def test_an_option_that_lacks_its_value_is_not_one_that_was_left_out(invoke: Invoke, words: str) -> None:
+    """`abort --box $EMPTY` must not stop the run of the default box."""
+    done = invoke(*words.split())
+    assert done.returncode == 1
+    assert "wants a value" in done.stderr + done.stdout
+
+
 def test_dry_runs_touch_nothing(invoke: Invoke, environment: dict[str, str], tmp_path: Path) -> None:
     nowhere = tmp_path / "no-sandbox-yet"
     environment["PCTRUN_SANDBOX"] = str(nowhere)

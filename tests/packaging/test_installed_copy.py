@@ -170,6 +170,17 @@ def test_without_a_project_it_says_how_to_make_one(programs: Path, tmp_path: Pat
     assert "pctrun init" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [("statsu", "hint: did you mean 'status'? pctrun --list"), ("abort now", "hint: pctrun --help abort")],
+)
+def test_words_that_are_not_understood_have_a_mend(
+    programs: Path, tmp_path: Path, words: str, mend: str
+) -> None:
+    done = run(programs, tmp_path, *words.split())
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[1:]) == (1, "", [mend])
+
+
 def test_it_works_from_any_folder_below(programs: Path, box: Path) -> None:
     """`pctrun` and `invoke` alike; the box and what was seen of runs lie beside inventory.yaml."""
     below = box / "notes" / "deep"
