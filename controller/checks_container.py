@@ -10,7 +10,7 @@ from controller.endpoint import Endpoint
 
 CONTAINER, PAYLOAD = "container", "payload"
 CONTAINER_CHECKS = ("agent", "tmux", "disk", "inodes", "/dev/shm")
-PAYLOAD_CHECKS = ("release", "python", "recipe", "model", "caches")
+PAYLOAD_CHECKS = ("python", "release", "recipe", "model", "caches")
 FULL_BYTES = 2**20  # with less than this free even the small files of a run fail
 FEW_INODES = 20_000  # a compile cache alone takes thousands
 
@@ -82,7 +82,8 @@ def _shm(facts: Json, endpoint: Endpoint) -> Check:
 
 
 def payload(facts: Json, ours: str) -> Iterator[Check]:
-    """`ours` is the release that a deploy from here would make."""
+    """`ours` is the release that a deploy from here would make; the deploy imports it with the interpreter."""
+    yield _python(facts)
     current = facts["release"]["current"]
     if current is None:
         yield failed(PAYLOAD, "release", "there is none in the container", "invoke deploy")
@@ -91,19 +92,20 @@ def payload(facts: Json, ours: str) -> Iterator[Check]:
         yield warning(PAYLOAD, "release", says, "invoke deploy, unless it is meant to stay")
     else:
         yield ok(PAYLOAD, "release", f"{current[:8]}, the same as here")
-    yield _python(facts["python"])
     yield from _recipe(facts)
     yield _caches(facts["caches"])
 
 
-def _python(python: Json) -> Check:
+def _python(facts: Json) -> Check:
+    python = facts["python"]
     if python["error"]:
         mend = "invoke env.build makes one, or name one that is there: python: in inventory.yaml"
         return failed(PAYLOAD, "python", python["error"], mend)
     found = python["versions"]
     missing = [name for name in ("torch", "transformers") if not found.get(name)]
     if missing:
-        mend = "invoke env.build --name cu130, or install them in the interpreter of your own"
+        lock = "cpu" if facts["gpus"]["status"] == "absent" else "cu130"
+        mend = f"invoke env.build --name {lock}, or install them in the interpreter of your own"
         return failed(PAYLOAD, "python", f"{python['path']} has no {' and no '.join(missing)}", mend)
     shown = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     return ok(PAYLOAD, "python", shown)
