@@ -82,7 +82,7 @@ def _shm(facts: Json, endpoint: Endpoint) -> Check:
 
 
 def payload(facts: Json, ours: str) -> Iterator[Check]:
-    """`ours` is the release that a deploy from here would make; the deploy imports it with the interpreter."""
+    """`ours` is the release that a deploy from here would make; that imports it with the interpreter."""
     yield _python(facts)
     current = facts["release"]["current"]
     if current is None:
