@@ -7,6 +7,7 @@ files and signals and costs milliseconds. Commands run in this process: a third 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import io
 import json
@@ -234,7 +235,8 @@ class House:
 
 def _program(words: list[str]) -> int:
     try:
-        Program(namespace=tasks.namespace).run(words)
+        # a copy: Invoke takes the help out of the tasks that it parses for
+        Program(namespace=copy.deepcopy(tasks.namespace)).run(words)
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1
     return 0
