@@ -215,9 +215,7 @@ def _cuda(facts: Json) -> Check:
     if found["status"] == "absent":
         return ok(CODE, "cuda", f"torch {torch}; there is no GPU that it would have to match")
     if cuda is None:
-        mend = (
-            "invoke env.build --name cu130, or a CUDA build of torch in the interpreter of your own"
-        )
+        mend = "invoke env.build --name cu130, or a CUDA build of torch in the interpreter of your own"
         return failed(CODE, "cuda", f"torch {torch} is built for the CPU alone", mend)
     newest = found["cuda"]
     if newest is None:
