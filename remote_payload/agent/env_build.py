@@ -226,7 +226,10 @@ def _find_pip(call: Call, facts: Json, base: str, work: str) -> str:
         mend = "apt-get install -y python3-venv, or put a wheel of pip into the wheelhouse"
         raise Refusal("no-python", f"{base} has no pip to install wheels with", mend)
     if not found.endswith(".whl"):
-        return str(found)
+        # Alone in a folder: pip takes what lies beside it for installed.
+        os.makedirs(os.path.join(work, "pip"))
+        os.symlink(found, os.path.join(work, "pip", "pip"))
+        return os.path.join(work, "pip", "pip")
     with zipfile.ZipFile(found) as wheel:  # from the archive every call would compile all of it
         wheel.extractall(os.path.join(work, "pip"))
     return os.path.join(work, "pip", "pip")

@@ -1,8 +1,11 @@
 """`current` must be a whole environment at every moment, and a cut must cost no wheel that is here."""
 
+import io
 import shutil
 import subprocess
 import sys
+import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,17 @@ def test_a_lock_becomes_an_environment_once_and_another_stands_beside_it(house):
     assert [each["name"] for each in listed["environments"]] == ["newer", "tiny"]
     assert (listed["current"], listed["previous"], listed["building"]) == (first["id"], second["id"], None)
     assert house.call("env-list", only=["nower"]).error["hint"].startswith("there are: newer (")
+
+
+def test_what_the_base_interpreter_has_is_installed_all_the_same(house, tmp_path):
+    """Its pip lies among its packages."""
+    base = tmp_path / "base"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", base], check=True)
+    [packages] = base.glob("lib/python3*/site-packages")
+    (packages / "pip").symlink_to(Path(find_spec("pip").origin).parent)
+    zipfile.ZipFile(io.BytesIO(tiny.wheel("alpha", "4.0")[1])).extractall(packages)
+    args = {"lock": "alpha==4.0\n", "base": str(base / "bin/python"), "offline": True, "use": False}
+    assert house.call("env-build", name="full", **args).result["record"]["packages"] == {"alpha": "4.0"}
 
 
 def test_wheels_that_do_not_agree_never_become_current(house):
