@@ -108,7 +108,9 @@ def explain(endpoint: Endpoint, status: int | None, stderr: str, stdout: str = "
             "log in as root, or set sudo: true in inventory.yaml",
         )
     if status in (137, 143):  # a stop kills all that is in a container, a shutdown and a reboot ask first
-        how = "killed: it was stopped, or had no memory left" if status == 137 else "ended: it is shut down"
+        how = "ended: it is shut down, or `invoke unlock` was typed elsewhere"
+        if status == 137:
+            how = "killed: it was stopped, or had no memory left"
         return ConnectionLost(
             f"the agent in container {vmid} was {how}", f"on {host}: pct status {vmid}; dmesg | tail"
         )
