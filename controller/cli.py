@@ -93,7 +93,7 @@ def _complete(words: Sequence[str]) -> None:
     for word, follows in itertools.pairwise([*words, "--"]):
         if word == "--":
             return
-        if word in ("--box", "--set", "--source") and follows.startswith("--"):
+        if word in ("--box", "--set", "--source", "--arg") and follows.startswith("--"):
             raise Usage(f"{word} wants a value", "is a variable of your shell empty?")
 
 
