@@ -85,7 +85,7 @@ def logs(
     "arg",
     name="exec",
     positional=("command",),
-    command="command and arguments in one text, split as a shell would; no shell runs them (sh -c 'a | b' does)",
+    command="command and arguments in one text, split as a shell would; no shell runs them (sh -c 'a|b')",
     arg="one more argument, exactly as given; repeat it for several (--arg=-L for one with a dash)",
     stdin="stream our stdin to the command",
     cwd="folder in the container to run it in",
