@@ -135,7 +135,7 @@ class Incoming:
         if folder is self.final:
             return
         known = {"schema": 1, "box": self.box.name, "vmid": self.box.vmid, "host": self.box.host}
-        facts = {key: result[key] for key in ("run", "source", "step", "tau", "files")}
+        facts = {key: result[key] for key in ("run", "source", "step", "tau", "made_by", "files")}
         _write(self.partial / LABEL, {**known, **facts, "fetched_at": time.time()})
         self.partial.rename(self.final)
 

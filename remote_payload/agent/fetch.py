@@ -37,12 +37,14 @@ def run(call: Call) -> Json:
         call.frames.part({"run": chosen, "source": source, "step": step, "tau": tau, "files": listed})
         hashes = {file.path: file.send(call.frames) for file in files}
     _compare(folder, hashes)
+    record = read_json(os.path.join(run_dir, "run.json")) or {}
     return {
         "run": chosen,
         "source": source,
         "step": step,
         "tau": tau,
         "files": [{**each, "sha256": hashes[each["path"]]} for each in listed],
+        "made_by": {key: record.get(key) for key in ("recipe", "overrides", "release", "config_hash")},
     }
 
 

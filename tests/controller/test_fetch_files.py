@@ -36,6 +36,7 @@ def trained(box: Box) -> Iterator[Box]:
     place = f"{FOLDER}/{RUN}/checkpoints/step-000120"
     in_container(box, f"mkdir -p {place} && cat > {place}/model.safetensors", WEIGHTS)
     in_container(box, f"cat > {place}/complete.json", b'{"step": 120}')
+    in_container(box, f"cat > {FOLDER}/{RUN}/run.json", b'{"recipe": "mine", "overrides": {"train.lr": 1}}')
     yield box
     in_container(box, f"rm -rf {FOLDER}/{RUN}")
 
@@ -54,6 +55,8 @@ def test_it_lands_whole_with_a_label_and_a_second_time_nothing_travels(trained: 
     assert got.text.startswith(f"fetched {tmp_path}/{RUN}-step-000120: {RUN} step 120, 2 files 12.0 MiB in ")
     label = assert_whole(tmp_path)
     assert label["box"] == "sandbox"
+    made_by = {"recipe": "mine", "overrides": {"train.lr": 1}, "release": None, "config_hash": None}
+    assert label["made_by"] == made_by
     [weights] = [f for f in got.document["files"] if f["path"] == "model.safetensors"]
     assert weights["sha256"] == hashlib.sha256(WEIGHTS).hexdigest()
     again = fetch.run(trained, Console(), run_id=RUN, out=str(tmp_path))
