@@ -57,19 +57,19 @@ def test_a_host_is_known_by_its_names(names: str, host: str, port: int, tmp_path
     ("text", "host", "port"),
     [
         ("", "pve1", 22),
-        (f"pve1 {KEY}\n", "pve1", 2222),
-        (f"[pve1]:2222 {KEY}\n", "pve1", 22),
-        (f"!pve1,pve* {KEY}\n", "pve1", 22),
-        (f"pve1.example.org {KEY}\n", "pve1", 22),
-        (f"@cert-authority pve1 {KEY}\n", "pve1", 22),
-        (f"pve1 {KEY}\n@revoked * {KEY}\n", "pve1", 22),
-        (f"pve1 {KEY.split()[0]} damaged!\n", "pve1", 22),
+        ("pve1 KEY\n", "pve1", 2222),
+        ("[pve1]:2222 KEY\n", "pve1", 22),
+        ("!pve1,pve* KEY\n", "pve1", 22),
+        ("pve1.example.org KEY\n", "pve1", 22),
+        ("@cert-authority pve1 KEY\n", "pve1", 22),
+        ("pve1 KEY\n@revoked * KEY\n", "pve1", 22),
+        ("pve1 ssh-ed25519 damaged!\n", "pve1", 22),
         ("|1|no|hash|here x y\n", "pve1", 22),
     ],
 )
 def test_a_host_is_not_known(text: str, host: str, port: int, tmp_path: Path) -> None:
     with pytest.raises(HostKeyRefused, match="is not known: it shows SHA256:"):
-        ask(text, tmp_path, host=host, port=port)
+        ask(text.replace("KEY", KEY), tmp_path, host=host, port=port)
 
 
 def test_any_of_several_keys_is_good_and_another_one_is_a_change(tmp_path: Path) -> None:
