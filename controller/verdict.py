@@ -153,7 +153,11 @@ def _without_trainer(snapshot: Json, run: Json) -> Verdict:
         return _between_attempts(snapshot, run)
     if supervisor and (not state or (young and phase == "starting")):  # the state may be newer than the look
         return Verdict("starting", "the supervisor is up, the trainer is about to be", created)
-    if young and not state and not run.get("metrics"):
+    launching = not record and (snapshot.get("lock") or {}).get("verb") in (
+        "start",
+        "restart",
+    )  # its folder alone
+    if (young or launching) and not state and not run.get("metrics"):
         return Verdict("starting", "launched, no process yet", created)
     if supervisor and attempts.limit(run) and phase not in ("finished", "stopped"):
         return Verdict("degraded", "the trainer is gone, its supervisor is about to say what follows")

@@ -40,6 +40,16 @@ def test_every_cause_has_a_recorded_case_with_a_mend() -> None:
         assert found.mend or found.word != "degraded", found
 
 
+@pytest.mark.parametrize(
+    ("verb", "word"), [("restart", "starting"), ("start", "starting"), ("stop", "crashed")]
+)
+def test_a_folder_without_a_record_is_a_start_under_way_or_nothing(verb: str, word: str) -> None:
+    """A start makes the folder first and writes its record a moment later; a look may fall between."""
+    run: Json = {"id": "r-0007", "record": None, "state": None, "exit": None, "metrics": [], "processes": []}
+    lock = {"operator": {"user": "ana", "host": "desk"}, "verb": verb, "since": 99.0, "pid": 7}
+    assert verdict.judge({"now": 100.0, "run": run, "lock": lock}).word == word
+
+
 def moved(quiet: float) -> Callable[[Json], None]:
     def change(snapshot: Json) -> None:
         compiling = snapshot["run"]["state"]["compile"]
