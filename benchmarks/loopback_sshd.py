@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 _START_S = 10.0
@@ -25,7 +26,7 @@ class Sshd:
         program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
         if program is None:
             sys.exit("error: OpenSSH's server is not here\nhint: apt-get install openssh-server")
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # it insists; Debian's unit makes it, too
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -44,8 +45,11 @@ class Sshd:
         }
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, key: str = "host_key", **options: object) -> None:
-        """Listen; `key` names the host key, made on first use, `options` are sshd_config's."""
+    def start(self, *, key: str = "host_key", prefix: Sequence[str] = (), **options: object) -> None:
+        """Listen; `key` names the host key, made on first use, `options` are sshd_config's.
+
+        `prefix`: what executes the server, such as `unshare …`.
+        """
         path = self.folder / key
         if not path.exists():
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
@@ -60,7 +64,7 @@ class Sshd:
         config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
         with log.open("ab") as said:
             self.process = subprocess.Popen(
-                [self._program, "-D", "-e", "-f", str(config)],
+                [*prefix, self._program, "-D", "-e", "-f", str(config)],
                 stdin=subprocess.DEVNULL,
                 stderr=said,
                 start_new_session=True,

@@ -27,7 +27,11 @@ SCREENS = PROJECT / "tests/golden/screens"
 INVENTORY = """
 default: one
 boxes:
-  one: &one {sandbox: true, vmid: 200, recipe: smollm2-135m}
+  one: &one
+    sandbox: true
+    vmid: 200
+    recipe: smollm2-135m
+    roots: {opt: /opt/first, lib: /var/lib/first, cache: /var/cache/first, run: /run/first}
   second:
     <<: *one
     roots: {opt: /opt/second, lib: /var/lib/second, cache: /var/cache/second, run: /run/second}
@@ -105,7 +109,7 @@ def test_each_refusal_names_its_box(start: Callable[..., subprocess.Popen[str]])
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (9, "")
     told = [line for line in err.splitlines() if "error:" in line]
-    assert told == ["one: error: no release in /opt/pctrun", "second: error: no release in /opt/second"]
+    assert told == ["one: error: no release in /opt/first", "second: error: no release in /opt/second"]
 
 
 def test_a_reader_that_leaves_costs_no_box_its_turn(start: Callable[..., subprocess.Popen[str]]) -> None:

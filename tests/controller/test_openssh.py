@@ -33,14 +33,14 @@ def server(house: House) -> Iterator[Sshd]:
 def known(house: House, server: Sshd) -> Path:
     """A known_hosts file with the server's key."""
     path = house.base / "known_hosts"
-    public = (server.base / "first.pub").read_text().split()
+    public = server.public_key.read_text().split()
     path.write_text(f"[127.0.0.1]:{server.port} {public[0]} {public[1]}\n")
     return path
 
 
 def echo(house: House, server: Sshd, code: int = 0, **changes: Any) -> str:
     """What a command in the container said through that server, or the complaint."""
-    house.box("lab", **{"port": server.port, "host_key": server.fingerprint, **changes})
+    house.box("lab", **{"port": server.port, "host_key": server.host_key, **changes})
     said = house.type("exec", "echo through")
     assert said.code == code, said
     return said.out if code == 0 else said.err
@@ -63,7 +63,7 @@ def test_a_key_in_known_hosts(house: House, server: Sshd, known: Path) -> None:
 
 def test_an_unknown_host_key_is_refused_with_the_mend(house: House, server: Sshd, tmp_path: Path) -> None:
     said = echo(house, server, 7, host_key=None, known_hosts=str(tmp_path / "none"))
-    assert f"[127.0.0.1]:{server.port} is not known" in said and server.fingerprint in said
+    assert f"[127.0.0.1]:{server.port} is not known" in said and server.host_key in said
     assert f"ssh-keyscan -p {server.port} 127.0.0.1" in said
     assert not (tmp_path / "none").exists()
 
@@ -73,7 +73,7 @@ def test_a_changed_host_key_is_refused_and_names_both(house: House, server: Sshd
     server.start(key="second")
     try:
         said = echo(house, server, 7, host_key=None, known_hosts=str(known))
-        assert "has changed" in said and server.fingerprint in said and "ssh-keygen -R" in said
+        assert "has changed" in said and server.host_key in said and "ssh-keygen -R" in said
     finally:
         server.stop()
         server.start()
@@ -135,7 +135,7 @@ def with_sudo(house: House) -> Iterator[Sshd]:
     others = [line for line in lines if not line.startswith("nobody:")]
     (folder / "passwd").write_text("\n".join([*others, "nobody:*:65534:65534::/nonexistent:/bin/sh", ""]))
     (folder / "keys").write_text(Path(f"{house.endpoint.identity_file}.pub").read_text())
-    made = Sshd(house)
+    made = Sshd(house, "for-nobody")
     prefix = ("unshare", "-m", "/bin/sh", "-c", PRIVATE, str(folder))
     try:
         (folder / "sudoers").write_text(sudoers(house, "NOPASSWD: "))

@@ -17,10 +17,10 @@ from .house import House
 class Sshd(loopback_sshd.Sshd):
     """Not started yet; skips where there is no OpenSSH server."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: House, name: str = "sshd") -> None:
         keys = house.endpoint.identity_file.with_suffix(".pub")
         try:
-            super().__init__(house.base / "sshd", house.base / "sandbox" / "bin", keys)
+            super().__init__(house.base / name, house.base / "sandbox" / "bin", keys)
         except SystemExit as error:
             pytest.skip(str(error))
 
