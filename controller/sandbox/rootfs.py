@@ -19,7 +19,6 @@ from .errors import SandboxError
 from .pct import bubble
 
 PACKAGES = ("bash", "iproute2", "procps", "python3", "tmux")
-MIRRORS = {"debian": "http://deb.debian.org/debian", "ubuntu": "http://archive.ubuntu.com/ubuntu"}
 COMPONENTS = {"debian": "main", "ubuntu": "main,universe"}
 SILENT_AT_MOST_S = 180  # of debootstrap: a mirror that does not answer
 LOCK_EVERY_S = 0.5
@@ -104,7 +103,7 @@ def _system() -> dict[str, str]:
     """This machine's own distribution: the container must be able to run this machine's interpreters."""
     lines = Path("/etc/os-release").read_text("utf-8").splitlines()
     pairs = {key: value.strip("\"'") for key, _, value in (line.partition("=") for line in lines)}
-    if pairs.get("ID") not in MIRRORS or not pairs.get("VERSION_CODENAME"):
+    if pairs.get("ID") not in COMPONENTS or not pairs.get("VERSION_CODENAME"):
         name = pairs.get("PRETTY_NAME", "neither")
         raise SandboxError(
             f"--engine lxc builds its containers from Debian or Ubuntu; this is {name}",
@@ -119,8 +118,8 @@ def _recipe(system: dict[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _mirror(system: dict[str, str]) -> str:
-    """`$PCTRUN_DEBIAN_MIRROR`, else what apt uses for this very suite, else the distribution's."""
+def _mirror(system: dict[str, str]) -> str | None:
+    """`$PCTRUN_DEBIAN_MIRROR`, else what apt uses for this suite, else None: what debootstrap chooses."""
     named = os.environ.get("PCTRUN_DEBIAN_MIRROR")
     if named:
         return named
@@ -137,7 +136,7 @@ def _mirror(system: dict[str, str]) -> str:
             uri, *rest = line.split(" ")
             if rest == [system["VERSION_CODENAME"], "main"]:
                 return uri
-    return MIRRORS[system["ID"]]
+    return None
 
 
 def _build(system: dict[str, str], cache: Path, draft: Path) -> None:
@@ -145,7 +144,8 @@ def _build(system: dict[str, str], cache: Path, draft: Path) -> None:
     suite, mirror = system["VERSION_CODENAME"], _mirror(system)
     packages, log_path = cache / "packages", cache / "debootstrap.log"
     packages.mkdir(exist_ok=True)
-    _say(f"building {system['ID']} {suite} for the containers from {mirror} (a minute, once)")
+    source = f" from {mirror}" if mirror else ""
+    _say(f"building {system['ID']} {suite} for the containers{source} (a minute, once)")
     # Its mounts and processes are in name spaces of their own and end with us, however we end.
     command = [
         "setpriv",
@@ -164,7 +164,7 @@ def _build(system: dict[str, str], cache: Path, draft: Path) -> None:
         f"--cache-dir={packages}",
         suite,
         str(draft),
-        mirror,
+        *([mirror] if mirror else []),
     ]
     last = ""
     with log_path.open("wb") as log:
