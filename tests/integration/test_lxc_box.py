@@ -232,13 +232,14 @@ def test_a_person_attaches_through_ssh_and_lxc_attach(lxc, living_run: str) -> N
 def test_the_server_goes_away_and_comes_back_as_the_same(lxc, living_run: str) -> None:
     """OpenSSH leaves its connections alive when it ends; `sandbox.down` is a lost host all the same."""
     before = sandbox.up()
-    follower = lxc.start("logs", "--follow", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert follower.stdout is not None and follower.stdout.readline()
+    follower = lxc.start("logs", "--follow", "--lines", "1", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert follower.stdout is not None
+    assert follower.stdout.readline() and follower.stdout.readline()  # the second one was followed
     assert sandbox.cut_connections()
     time.sleep(2)  # it connects anew after half a second
     follower.send_signal(signal.SIGINT)
-    follower.communicate(timeout=60)
-    assert follower.returncode == 130
+    _, said = follower.communicate(timeout=60)
+    assert follower.returncode == 130, said
     lxc.invoke("sandbox.down")
     assert "unreachable" in lxc.invoke("status", code=7).lower()
     lxc.invoke("sandbox.up")
