@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.agent.conftest import Box, make_box, remove_box
+
 from .house import House, open_house
 
 
@@ -24,3 +26,14 @@ def house(built: House) -> Iterator[House]:
     built.wire.heal()
     yield built
     built.settle()
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Box]:
+    """A container of the agent's tests, without SSH, with a release in it."""
+    made = make_box()
+    try:
+        assert made.deploy().result["outcome"] == "deployed"
+        yield made
+    finally:
+        remove_box(made)

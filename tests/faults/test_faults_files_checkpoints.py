@@ -5,26 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.agent.conftest import Answer, Box, make_box, remove_box
+from tests.agent.conftest import Answer, Box
 
 from .table import fault
 
 SAVES = {"save_every": 4}
-
-
-@pytest.fixture(scope="module")
-def box() -> Iterator[Box]:
-    made = make_box()
-    try:
-        assert made.deploy().result["outcome"] == "deployed"
-        yield made
-    finally:
-        remove_box(made)
 
 
 @pytest.fixture

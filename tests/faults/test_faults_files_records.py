@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.conftest import Box, make_box, remove_box
+from tests.agent.conftest import Box
 
 from .looks import Look, look
 from .table import fault
@@ -44,16 +44,6 @@ def folder(path: Path) -> None:
 
 DAMAGES = (cut, empty, zeros, nonsense, nested, folder)
 FILES = ("run.json", "state.json", "metrics.jsonl", "exit.json", "stop.json", "log.times", "provenance.json")
-
-
-@pytest.fixture(scope="module")
-def box() -> Iterator[Box]:
-    made = make_box()
-    try:
-        assert made.deploy().result["outcome"] == "deployed"
-        yield made
-    finally:
-        remove_box(made)
 
 
 @pytest.fixture(scope="module")
