@@ -210,8 +210,17 @@ def trainer(seen: Look) -> int:
 def test_a_killed_trainer_is_tried_again(box: Box) -> None:
     run = training.start(box, resume="none", auto_restart=2, backoff_s=3.0)
     box.wait_for(lambda: len(look(box).run["checkpoints"]) >= 1, "a checkpoint")
-    box.wait_for(lambda: training.steps(box, run) % 5 >= 2, "steps beyond it")
     first = look(box)
+
+    def held_beyond_it() -> bool:
+        """Suspended while it is looked at: the next checkpoint must not come between."""
+        os.kill(trainer(first), signal.SIGSTOP)
+        if training.steps(box, run) % 5 < 2:
+            os.kill(trainer(first), signal.SIGCONT)
+            return False
+        return True
+
+    box.wait_for(held_beyond_it, "steps beyond it")
     os.kill(trainer(first), signal.SIGKILL)
     box.wait_for(lambda: "restarting" in look(box).causes, "the crash to be seen", 5)
     seen, before = look(box), losses(box, run)
