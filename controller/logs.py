@@ -10,7 +10,7 @@ from typing import Any
 from controller import moments
 from controller.call import Bytes, call
 from controller.console import Console
-from controller.errors import FINAL, NotRunning, Unreachable, Usage
+from controller.errors import FINAL, ConnectionLost, NotRunning, Unreachable, Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
@@ -55,15 +55,10 @@ def run(
     wish = _Wish(run_id, lines, since, grep)
     kept: list[bytes] = []
     sink = kept.append if capture else write_stdout
-    try:
+    if follow:
+        result = _follow(box, console, wish, sink)
+    else:
         result = call(box, "read", wish.args(), on_note=console.agent_note, on_out=sink)
-    except NotRunning:
-        if not follow:
-            raise
-        # no log yet; no run at all is refused below
-        result = {"run": run_id or None, "offset": 0, "bytes": 0, "at": 0}
-    if follow and not result.get("ended"):
-        result = _follow(box, console, wish, result, sink)
     document: dict[str, Any] = {
         key: result[key] for key in ("run", "offset", "bytes", "ended") if key in result
     }
@@ -105,52 +100,81 @@ class _Wish:
         return {"grep": self.grep} if self.grep else {}
 
 
-def _follow(box: Box, console: Console, wish: _Wish, tail: dict[str, Any], sink: Bytes) -> dict[str, Any]:
-    """Go on behind `tail`, so that a new connection neither repeats nor skips a byte.
+def _follow(box: Box, console: Console, wish: _Wish, sink: Bytes) -> dict[str, Any]:
+    """Read what was wished for, then what comes behind it, over as many connections as that takes.
 
-    Without `grep` the bytes that arrive are those of the log. With it the agent says now and then how far it
-    has judged; what came since then comes again after a cut, and is dropped.
+    The agent says first where it begins: cut off before that, the wish itself is sent again. A box that was
+    never reached is not waited for.
     """
-    at, beyond, dropping, sent, failures = int(tail["at"]), 0, 0, 0, 0
+    place = _Place(wish, console, sink)
+    reached = False
+    while True:
+        here, place.dropping = place.at, place.beyond
+        args = wish.args() if here is None else wish.follow_args(place.run_id, here)
+        note = console.agent_note if here is None else place.heartbeat
+        try:
+            result = call(box, "read", args, on_note=note, on_part=place.told, on_out=place.take)
+        except NotRunning:
+            if here is not None:
+                raise
+            place.at = 0  # no log yet; no run at all is refused by the next call
+            result = {}
+        except Unreachable as error:
+            reached = reached or isinstance(error, ConnectionLost)
+            if isinstance(error, FINAL) or not reached:
+                raise
+            pause = RETRY_S[min(place.failures, len(RETRY_S) - 1)]
+            place.failures += 1
+            again = "reading again" if place.at is None else f"following again from byte {place.at}"
+            console.note(f"{error.message}; {again} in {pause:g} s")
+            time.sleep(pause)
+            continue
+        reached = True
+        if here is not None:
+            console.note(f"run {result['run']} has ended: invoke status")
+        if here is not None or result.get("ended"):
+            return {**result, "offset": place.begin, "bytes": place.sent}
 
-    def take(data: bytes) -> None:
-        nonlocal at, beyond, dropping, sent, failures
-        failures = 0
-        drop = min(dropping, len(data))
-        dropping -= drop
+
+class _Place:
+    """Where in the log the reader is, so that a new connection neither repeats nor skips a byte.
+
+    `at` is None until the agent has said where it begins. Without `grep` the bytes that arrive are those of
+    the log. With it the agent says now and then how far it has judged; what came since then (`beyond`) comes
+    again after a cut, and is dropped.
+    """
+
+    def __init__(self, wish: _Wish, console: Console, sink: Bytes) -> None:
+        self.run_id: str | None = wish.run_id or None
+        self.at: int | None = None
+        self.begin = self.sent = self.beyond = self.dropping = 0
+        self.failures = 0  # in a row, without a new byte between them
+        self._console, self._sink, self._sieved = console, sink, bool(wish.grep)
+
+    def told(self, part: dict[str, Any]) -> None:
+        at = int(part["at"])
+        if self.at is None:
+            self.begin = at
+        self.run_id = part.get("run") or self.run_id
+        self.at, self.beyond = at, self.dropping  # what still comes again was shown, too
+
+    def take(self, data: bytes) -> None:
+        self.failures = 0
+        drop = min(self.dropping, len(data))
+        self.dropping -= drop
         fresh = data[drop:]
         if not fresh:
             return
-        console.clear()
-        sink(fresh)
-        sent += len(fresh)
-        if wish.grep:
-            beyond += len(fresh)
+        self._console.clear()
+        self._sink(fresh)
+        self.sent += len(fresh)
+        if self._sieved:
+            self.beyond += len(fresh)
         else:
-            at += len(fresh)
+            self.at = (self.at or 0) + len(fresh)
 
-    def judged(part: dict[str, Any]) -> None:
-        nonlocal at, beyond
-        at, beyond = int(part["at"]), dropping  # what still comes again was shown, too
-
-    def heartbeat(document: dict[str, Any]) -> None:
-        console.progress(str(document.get("text") or ""), plain=False)
-
-    while True:
-        dropping = beyond
-        try:
-            args = wish.follow_args(tail["run"], at)
-            result = call(box, "read", args, on_note=heartbeat, on_part=judged, on_out=take)
-        except Unreachable as error:
-            if isinstance(error, FINAL):
-                raise
-            pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
-            failures += 1
-            console.note(f"{error.message}; following again from byte {at} in {pause:g} s")
-            time.sleep(pause)
-            continue
-        console.note(f"run {result['run']} has ended: invoke status")
-        return {**result, "offset": tail["offset"], "bytes": tail["bytes"] + sent}
+    def heartbeat(self, document: dict[str, Any]) -> None:
+        self._console.progress(str(document.get("text") or ""), plain=False)
 
 
 def write_stdout(data: bytes) -> None:

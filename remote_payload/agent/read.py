@@ -30,8 +30,9 @@ TAIL_LIMIT = 64 * 1024 * 1024  # bytes looked through for the beginning of `line
 def run(call: Call) -> dict[str, Any]:
     """Send the log's end, or all from a byte or a time: `{run, offset, bytes, at, ended}`.
 
-    From byte `offset` to byte `at` was looked at, `bytes` were sent. With `grep` a `part` `{at}` follows each
-    batch: all lines before that byte have been judged, and the matching ones sent.
+    From byte `offset` to byte `at` was looked at, `bytes` were sent. A `part` `{run, at}` comes first, so
+    that a reader who is cut off knows where to go on. With `grep` a `part` `{at}` follows each batch: all
+    lines before that byte have been judged, and the matching ones sent.
     """
     chosen = runs.named(call.roots, call.args["run"] or None)
     run_dir = runs.folder(call.roots, chosen)
@@ -45,6 +46,7 @@ def run(call: Call) -> dict[str, Any]:
         call.frames.note(f"the log's first {size_words(kept)} were dropped, for it had become too long")
         start = kept
     sieve = Sieve(call.frames, call.args["grep"]) if call.args["grep"] is not None else None
+    call.frames.part({"run": chosen, "at": start})
     log = Log(path, start, sieve)
     if call.args["follow"]:
         _follow(call, chosen, run_dir, log)
@@ -131,6 +133,7 @@ class Log:
                 self.at = 0
                 if self.sieve is not None:
                     self.sieve.finish()
+                frames.part({"at": 0})
             self.inode = facts.st_ino
             os.lseek(handle, self.at, os.SEEK_SET)
             while True:

@@ -25,6 +25,13 @@ def log(box, data):
     return path
 
 
+def told(box, process):
+    """The next frame, a `part`."""
+    kind, data = box.next_frame(process)
+    assert kind == "part", data
+    return json.loads(data)
+
+
 @pytest.mark.parametrize("end", [b"", b"\n"])
 @pytest.mark.parametrize("lines", [0, 1, 3, 5, 6, 100])
 def test_the_last_lines_are_whole_and_exact(logged, lines, end):
@@ -60,14 +67,16 @@ def test_twenty_megabytes_stream_whole_and_fast(logged):
 def test_following_sees_new_lines_truncation_and_the_end(box):
     folder = box.run_dir("r-0001")
     folder.mkdir(parents=True)
-    path = log(box, b"first\n")
-    process = box.begin("read", {"follow": True, "lines": 10})
+    path = log(box, b"zero\nfirst\n")
+    process = box.begin("read", {"follow": True, "lines": 1})
+    assert told(box, process) == {"run": "r-0001", "at": 5}  # before the first byte, for who is cut off
     assert box.next_frame(process) == ("out", b"first\n")
     with path.open("ab") as file:
         file.write(b"second\n")
     assert box.next_frame(process) == ("out", b"second\n")
     path.write_bytes(b"new\n")
     assert box.next_frame(process)[0] == "note"
+    assert told(box, process) == {"at": 0}
     assert box.next_frame(process) == ("out", b"new\n")
     (folder / "exit.json").write_text("{}")
     answer = box.collect(process)
@@ -78,7 +87,8 @@ def test_a_follower_ends_at_once_when_its_reader_is_gone(box):
     box.run_dir("r-0001").mkdir(parents=True)
     log(box, b"first\n")
     process = box.begin("read", {"follow": True})
-    box.next_frame(process)
+    told(box, process)
+    assert box.next_frame(process)[0] == "out"
     process.stdout.close()
     assert process.wait(3) == 1
     process.stdin.close()
@@ -107,11 +117,12 @@ def test_a_line_in_progress_is_not_judged_before_it_ends(box):
     folder.mkdir(parents=True)
     path = log(box, b"one\ntw")
     process = box.begin("read", {"follow": True, "offset": 0, "grep": "^two$"})
-    assert json.loads(box.next_frame(process)[1]) == {"at": 4}
+    assert told(box, process) == {"run": "r-0001", "at": 0}
+    assert told(box, process) == {"at": 4}
     with path.open("ab") as file:
         file.write(b"o\nthree\n")
     assert box.next_frame(process) == ("out", b"two\n")
-    assert json.loads(box.next_frame(process)[1]) == {"at": 14}
+    assert told(box, process) == {"at": 14}
     (folder / "exit.json").write_text("{}")
     assert box.collect(process).result["bytes"] == 4
 

@@ -73,6 +73,11 @@ class Started:
         return self._out.read_text("utf-8")
 
     @property
+    def bytes(self) -> bytes:
+        """`out` as it came."""
+        return self._out.read_bytes()
+
+    @property
     def err(self) -> str:
         return self._err.read_text("utf-8")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,44 @@ def test_a_slow_way_is_not_a_dead_one(house: House) -> None:
     assert time.monotonic() - began > IDLE_S  # longer than silence would have been borne
     assert (said.code, said.out.split()[:2]) == (0, ["deployed", wanted])
     assert house.whole() == wanted
+
+
+@pytest.fixture
+def logged(house: House) -> Iterator[bytes]:
+    """A finished run with a log of a megabyte, which nothing squeezes."""
+    text, folder = os.urandom(1_000_000), house.runs / "r-9001"
+    folder.mkdir(parents=True)
+    (folder / "exit.json").write_text('{"schema": 1, "code": 0, "at": 1, "reason": "finished"}')
+    (folder / "train.log").write_bytes(text)
+    yield text
+    shutil.rmtree(folder)
+
+
+@fault(
+    "SSH cut in the first read of `logs --follow`: before and after its first byte",
+    promised="it goes on by itself, as later; a host that was never reached is told at once",
+    seen="exit 0, `reading again` or `following again from byte`, no byte twice or missing; else exit 7",
+)
+@pytest.mark.parametrize(
+    ("direction", "count", "says"),
+    [("up", 9_000, "reading again"), ("down", 300_000, "following again from byte")],
+)
+def test_a_follow_outlives_a_cut_of_its_first_read(
+    house: House, login: dict[str, int], logged: bytes, direction: str, count: int, says: str
+) -> None:
+    house.wire.cut_at(direction, login[direction] + count)
+    follower = house.start("logs", "--follow", "--lines=0", "--run=r-9001")
+    assert follower.process.wait(90) == 0, follower.err
+    assert house.wire.fired and follower.bytes == logged
+    assert follower.err.count(BROKEN) == follower.err.count(says) == 1, follower.err
+
+
+@pytest.mark.parametrize("phase", ["key exchange", "login"])
+def test_a_follow_that_never_began_ends_at_once(house: House, login: dict[str, int], phase: str) -> None:
+    house.wire.cut_at(*bytes_before(phase, login))
+    said = house.type("logs", "--follow")
+    assert_told(house, said.code, said.err, phase, BROKEN_IN_LOGIN, BROKEN)
+    assert "again" not in said.err
 
 
 def running(house: House) -> str:
