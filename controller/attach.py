@@ -62,6 +62,8 @@ def _newest(box: Box) -> str:
     if snapshot is None:
         failure = Unreachable if verdict.word == "unreachable" else NotRunning
         raise failure(f"cannot look for the run: {'; '.join(verdict.reasons)}", verdict.mend)
+    if run_ and run_.get("tmux", False) is None:
+        raise NotRunning("tmux in the container does not answer", "invoke logs --follow shows what it would")
     if not run_ or not run_.get("tmux"):
         hint = "invoke logs" if run_ else "invoke restart"
         raise NotRunning(f"no tmux session to attach to: {verdict.word}, {verdict.summary}", hint)

@@ -261,6 +261,8 @@ def _asides(run: Json, state: Json) -> Iterator[str]:
     if not _alive(run, "supervisor"):
         more = " or start it again after a crash" if attempts.limit(run) else ""
         yield f"the supervisor is gone: the run goes on, but nothing will write down how it ends{more}"
+    if run.get("tmux", False) is None:
+        yield "tmux does not answer: the run goes on without it, invoke attach cannot show it"
     yield from _messages(run)
     for note in state.get("notes") or []:
         yield str(note)

@@ -58,6 +58,8 @@ def run(call: Call) -> dict[str, Any]:
         "lock": lock.owner(roots.run),
         "xids": kernel_log.xids(),
     }
+    if chosen:
+        facts["run"]["tmux"] = tmux.has_session(roots.run, chosen)  # once a look: it may take seconds
     facts["gpus"] = gpu.answer(question)
     ours = {proc.pid for found in marked.values() for proc in found}
     facts["stale"] = stale(ours) if facts["gpus"]["status"] != "absent" else []
@@ -125,7 +127,6 @@ def _run(
         "processes": processes(marked.get(path, []), state),
         "log": _log(path, args["log_lines"]),
         "baseline": baseline.best(path, record),
-        "tmux": tmux.has_session(roots.run, run_id),
     }
 
 

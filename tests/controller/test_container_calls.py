@@ -20,6 +20,7 @@ from controller.errors import AgentFailed, NotRunning, PctRefused, PreflightFail
 from controller.execution import ExecResult, execute
 from controller.inventory import Box
 from controller.transport import Link
+from controller.verdict import Verdict
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +235,13 @@ def test_the_sandbox_has_one_container(box: Box) -> None:
 
 def test_attach_without_a_session_says_what_there_is(box: Box) -> None:
     with pytest.raises(NotRunning, match="no tmux session to attach to"):
+        attach.run(box, Console(), only_print=True)
+
+
+def test_attach_to_a_tmux_that_does_not_answer_says_so(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {"run": {"id": "r-0001", "tmux": None}}
+    monkeypatch.setattr(status, "look", lambda box, **_: (Verdict("healthy", ""), seen))
+    with pytest.raises(NotRunning, match="tmux in the container does not answer"):
         attach.run(box, Console(), only_print=True)
 
 

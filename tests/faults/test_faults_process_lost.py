@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,31 @@ def test_the_tmux_socket_is_removed(running: tuple[Box, str], what: str) -> None
     assert again["resume_from"]["step"] == stopped["step"]
     assert look(box).run["tmux"] is True
     box.call("stop")
+
+
+@fault(
+    "the tmux server is suspended",
+    promised="a look waits 2 s for it and no longer, and says so; the run goes on, `abort` loses no step",
+    seen="within 8 s the run's word, with `tmux does not answer`; `stopped` with no step lost",
+)
+def test_a_suspended_tmux_server_delays_no_look(running: tuple[Box, str]) -> None:
+    box, _ = running
+    [server] = servers(box)
+    os.kill(server, signal.SIGSTOP)
+    try:
+        took = []
+        for _ in range(3):
+            began = time.monotonic()
+            seen = look(box)
+            took.append(time.monotonic() - began)
+        assert 2 <= min(took) < 8, took
+        assert seen.run["tmux"] is None
+        assert seen.word == "warming-up" and seen.causes == ()
+        assert "tmux does not answer" in seen.screen
+        stopped = box.call("stop").result
+        assert (stopped["outcome"], stopped["lost_steps"], stopped["survivors"]) == ("stopped", 0, [])
+    finally:
+        os.kill(server, signal.SIGCONT)
 
 
 def servers(box: Box) -> list[int]:
