@@ -60,6 +60,18 @@ def down(*, container: bool = False, keep_data: bool = True) -> bool:
     return was_up
 
 
+def starts(vmid: int) -> bool:
+    """Whether `sandbox.up` starts this container, on one engine or the other."""
+    from controller.sandbox.container import STARTED
+
+    return any(vmid in vmids for vmids in STARTED.values())
+
+
+def pct_start(vmid: int) -> str:
+    """What starts any of its containers."""
+    return f"{folder() / 'bin' / 'pct'} start {vmid}"
+
+
 def known_hosts(endpoint: Endpoint) -> Path:
     """A known_hosts file for OpenSSH's own client, which takes no fingerprint."""
     path = folder() / "known_hosts"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 
+from controller import embedded
 from controller.endpoint import Endpoint
 from controller.errors import (
     AgentFailed,
@@ -41,8 +42,10 @@ def command(endpoint: Endpoint) -> str:
 
 
 def start_mend(endpoint: Endpoint) -> str:
-    """What brings a container up that is off."""
-    return "invoke sandbox.up" if endpoint.embedded else f"on {endpoint.host}: pct start {endpoint.vmid}"
+    """What brings a container up that is off; `sandbox.up` starts those of the embedded box that are used."""
+    if not endpoint.embedded:
+        return f"on {endpoint.host}: pct start {endpoint.vmid}"
+    return "invoke sandbox.up" if embedded.starts(endpoint.vmid) else embedded.pct_start(endpoint.vmid)
 
 
 def explain(endpoint: Endpoint, status: int | None, stderr: str, stdout: str = "") -> PctrunError:

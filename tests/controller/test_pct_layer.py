@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import subprocess
 import sys
 import zlib
@@ -139,6 +140,15 @@ def test_each_refusal_of_pct_is_one_line_with_the_mend(
     error = pct.explain(ENDPOINT, status, stderr)
     assert (error.exit_code, message in error.message, hint in error.hint) == (code, True, True), error
     assert "\n" not in error.message
+
+
+def test_the_embedded_boxs_container_that_nothing_starts_is_started_by_its_own_pct(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PCTRUN_SANDBOX", "/srv/box")
+    ours, idle = (dataclasses.replace(ENDPOINT, vmid=vmid, embedded=True) for vmid in (201, 202))
+    assert pct.start_mend(ours) == "invoke sandbox.up"
+    assert pct.start_mend(idle) == "/srv/box/bin/pct start 202"
 
 
 def test_a_locale_warning_on_stderr_does_not_hide_the_reason() -> None:

@@ -201,6 +201,7 @@ def test_an_unprivileged_container_is_no_different(lxc) -> None:
 def test_a_container_that_is_off_is_told_so_and_stays_off(lxc) -> None:
     seen = lxc.ask("status", "--box", "idle", code=5)
     assert seen["verdict"] == "not-running" and "off" in seen["summary"]
+    assert seen["mend"] == f"{lxc.sandbox}/bin/pct start 202"  # sandbox.up leaves it off
     assert lxc.ask("exec", "--box", "idle", "true", code=5)["error"]["kind"] == "container-stopped"
     assert "202        stopped" in pct(lxc, "list")
     assert not (lxc.sandbox / "ct" / "202").exists()
