@@ -20,6 +20,7 @@ from controller import errors, inventory, many, plan, render
 from controller.console import Console, open_closed_streams
 from controller.errors import ConnectionLost, Detached, PctrunError, Usage
 from controller.inventory import Box
+from controller.options import REPEATABLE
 from controller.outcome import Outcome
 
 SCHEMA = 1
@@ -93,8 +94,14 @@ def _complete(words: Sequence[str]) -> None:
     for word, follows in itertools.pairwise([*words, "--"]):
         if word == "--":
             return
-        if word in ("--box", "--set", "--source", "--arg") and follows.startswith("--"):
-            raise Usage(f"{word} wants a value", "is a variable of your shell empty?")
+        if word in REPEATABLE and follows.startswith("--"):
+            meant = "" if follows == "--" else f" (if {follows} is the value: {word}={follows})"
+            raise Usage(f"{word} wants a value", f"is a variable of your shell empty?{meant}")
+
+
+def after_dashes() -> list[str]:
+    """What was typed behind a `--`, word by word: Invoke has it as one text."""
+    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
 def _dial_ahead(box: Box) -> None:

@@ -12,6 +12,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 Body = Callable[..., None]
+REPEATABLE: set[str] = set()  # options of any task that may be given more than once, as they are typed
 
 JSON: dict[str, Any] = {"json": "print one JSON document on stdout"}
 SLOW: dict[str, Any] = {"allow_slow_kernels": "go on although only reference kernels are there"}
@@ -57,6 +58,7 @@ def plain_task(
 
     Short flags are off: a parameter that begins with h would take -h away from --help.
     """
+    REPEATABLE.update(f"--{each.rstrip('_').replace('_', '-')}" for each in iterable)
     made: Callable[[Body], Body] = task(
         name=name or None,
         iterable=iterable,

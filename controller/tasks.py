@@ -25,7 +25,7 @@ def deploy(on: On, allow_slow_kernels: bool = False) -> None:
     from_scratch="do not resume from a checkpoint",
     release="release to run (current, previous, or the beginning of a name; default: current)",
     auto_restart="try a crash again from its last checkpoint, so many times (without a number: 3; 0: not)",
-    from_="run to repeat and resume: its recipe, overrides and release",
+    from_="run to repeat and resume: its recipe, overrides, release and --auto-restart",
     reason="why, for the record of the run that is stopped",
     **SLOW,
 )
@@ -86,7 +86,7 @@ def logs(
     name="exec",
     positional=("command",),
     command="command and arguments in one text, split as a shell would; no shell runs them (sh -c 'a|b')",
-    arg="one more argument, exactly as given; repeat it for several (--arg=-L for one with a dash)",
+    arg="one more argument, exactly as given; repeat it for several, or write them all behind a --",
     stdin="stream our stdin to the command",
     cwd="folder in the container to run it in",
     timeout="seconds until it is ended (default: 0, none)",
@@ -94,8 +94,13 @@ def logs(
 def exec_(
     on: On, command: Any = None, arg: Any = None, stdin: bool = False, cwd: str = "", timeout: str = "0"
 ) -> None:
-    """Run one command in the container: exec 'nvidia-smi'."""
-    options = {"command": command or "", "more": arg, "with_stdin": stdin, "cwd": cwd}
+    """Run one command: exec 'nvidia-smi -L', exec ls -- -l."""
+    options = {
+        "command": command or "",
+        "more": [*arg, *cli().after_dashes()],
+        "with_stdin": stdin,
+        "cwd": cwd,
+    }
     options |= {"seconds": {"timeout_s": timeout}}
     on("exec", module="execution", one_at_a_time=True, capture=on.as_json, **options)
 

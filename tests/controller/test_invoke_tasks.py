@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from controller import cli, sandbox, tasks
 from controller import embedded as embedded_box
-from controller import sandbox
+from controller.errors import Usage
 from controller.execution import execute
 from controller.inventory import Box
 
@@ -100,6 +101,17 @@ def test_an_option_that_lacks_its_value_is_not_one_that_was_left_out(invoke: Inv
     assert "wants a value" in done.stderr + done.stdout
 
 
+def test_every_option_that_may_be_repeated_is_looked_at() -> None:
+    made = [tasks.namespace[name] for name in tasks.namespace.task_names]
+    names = {f"--{each.rstrip('_')}" for task in made for each in task.iterable}
+    assert {"--box", "--set", "--source", "--arg"} <= names
+    for name in names:
+        with pytest.raises(Usage, match=f"{name} wants a value") as caught:
+            cli._complete(["task", name, "--word"])
+        assert f"{name}=--word" in caught.value.hint
+    cli._complete(["exec", "ls", "--", "--arg", "--word"])
+
+
 def test_dry_runs_touch_nothing(invoke: Invoke, environment: dict[str, str], tmp_path: Path) -> None:
     nowhere = tmp_path / "no-sandbox-yet"
     environment["PCTRUN_SANDBOX"] = str(nowhere)
@@ -166,6 +178,14 @@ def test_a_broken_inventory_is_one_line_with_its_place(invoke: Invoke, tmp_path:
 def test_exec_passes_exact_arguments_outputs_and_code(invoke: Invoke, embedded: sandbox.Endpoint) -> None:
     done = invoke("exec", "sh -c 'printf %s \"$1\"; echo err >&2; exit 9' sh", "--arg=-x $HOME é")
     assert (done.stdout, done.stderr, done.returncode) == ("-x $HOME é", "err\n", 9)
+
+
+def test_exec_takes_what_stands_behind_two_dashes_word_by_word(
+    invoke: Invoke, embedded: sandbox.Endpoint
+) -> None:
+    words = ["--box", "a  b", "", "--", "$HOME", "-L"]
+    done = invoke("exec", "printf", "--arg=%s|", "--", *words)
+    assert (done.stdout, done.returncode) == ("".join(f"{word}|" for word in words), 0), done.stderr
 
 
 def test_exec_streams_our_stdin(invoke: Invoke, embedded: sandbox.Endpoint) -> None:
