@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from controller import links, mirror, secrets, stopping, words
+from controller import attempts, links, mirror, secrets, stopping, words
 from controller.call import call
 from controller.console import Console
 from controller.errors import PctrunError, Usage
@@ -24,7 +24,8 @@ def plan(box: Box, **options: Any) -> Plan:
     args = _args(box, planned_python(box), **options)
     cache = "a fresh cache" if args["fresh_cache"] else "the cache as it is"
     what = f"{args['like']} again" if args["like"] else f"recipe {args['recipe']}"
-    step = Step(f"stop what runs, then start {what} with {cache}", "restart", args)
+    again = " and its own --auto-restart" if args["auto_restart"] is None else ""
+    step = Step(f"stop what runs, then start {what} with {cache}{again}", "restart", args)
     return Plan("restart", (step,))
 
 
@@ -42,7 +43,8 @@ def run(box: Box, console: Console, **options: Any) -> Outcome:
     started = result["start"]
     record, source = started.pop("record", None), started.pop("provenance", None)
     mirror.keep(box, [{"id": started["run"], "record": record, "provenance": source}])
-    return Outcome(result, f"{stopping.text(result['stop'])}\n{_text(started, args['auto_restart'])}")
+    text = _text(started, attempts.limit({"record": record}))
+    return Outcome(result, f"{stopping.text(result['stop'])}\n{text}")
 
 
 def _args(
@@ -69,16 +71,17 @@ def _args(
         "python": python,
         "fresh_cache": fresh_cache,
         "allow_slow_kernels": allow_slow_kernels,
-        "auto_restart": _restarts(box, auto_restart),
+        "auto_restart": _restarts(box, auto_restart, from_run),
         "resume": "none" if from_scratch else "auto",
         "first_state_s": FIRST_STATE_S,
     }
 
 
-def _restarts(box: Box, given: str | bool | None) -> int:
-    """How often a crash is tried again: the box's number, or --auto-restart with or without one."""
+def _restarts(box: Box, given: str | bool | None, from_run: str) -> int | None:
+    """How often a crash is tried again: --auto-restart with or without a number, else as `from_run`'s (None),
+    else the box's number."""
     if given is None or given is False:
-        return box.auto_restart
+        return None if from_run else box.auto_restart
     if given is True:
         return box.auto_restart or AUTO_RESTARTS
     if not given.isdecimal() or int(given) > MOST_RESTARTS:

@@ -10,6 +10,7 @@ from typing import Any
 _PLACE = {"run": str, "step": float, "path": str}
 _SIDES = {"targets": float, "drafters": float}
 _COSTS = {"target": float, "drafter": float}
+AGAIN = {"limit": float, "backoff_s": float}
 RECORD = {
     "id": str,
     "created": float,

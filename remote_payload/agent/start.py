@@ -20,6 +20,7 @@ from agent import (
     releases,
     runs,
     secrets,
+    shapes,
     tmux,
     unpack,
 )
@@ -33,10 +34,10 @@ ARGS: Args = {
     "fresh_cache": (bool, False, "start with an empty compile cache"),
     "resume": (str, "auto", "auto, none or a run id"),
     "release": (str, None, "release, or the beginning of its name; without it the current one"),
-    "like": (str, None, "a run to repeat: its recipe, overrides, release; `auto` resumes it"),
+    "like": (str, None, "a run to repeat: its recipe, overrides, release, restarts; `auto` resumes it"),
     **kernels.ALLOW,
     "grace_s": (float, None, "seconds that a later stop gives the trainer; without it 120"),
-    "auto_restart": (int, 0, "how often a crash is tried again; see agent/attempts.py"),
+    "auto_restart": (int, None, "how often a crash is tried again (attempts.py); without it as `like`, or 0"),
     "backoff_s": (float, None, "seconds until the first time, twice as many until the next; without it 15"),
     "first_state_s": (float, 180.0, "seconds to wait for the first state"),
 }
@@ -55,6 +56,7 @@ class Plan(NamedTuple):
     name: str
     overrides: Any
     resume: str
+    auto_restart: Json
 
 
 def run(call: Call) -> Json:
@@ -108,7 +110,8 @@ def prepare(call: Call) -> Plan:
             "remove old checkpoints, or give the container more disk",
         )
     kernels.check(call, python, release_dir, name, overrides, recipe)
-    return Plan(release, release_dir, python, recipe, name, overrides, args["resume"])
+    again = {"limit": args["auto_restart"] or 0, "backoff_s": args["backoff_s"]}
+    return Plan(release, release_dir, python, recipe, name, overrides, args["resume"], again)
 
 
 def _wishes(call: Call) -> Json:
@@ -136,7 +139,17 @@ def _wishes(call: Call) -> Json:
         "overrides": {**theirs, **ours},
         "release": release,
         "resume": like if args["resume"] == "auto" else args["resume"],
+        **_restarts(args, record),
     }
+
+
+def _restarts(args: Json, record: Json) -> Json:
+    """What is to happen after a crash, where that was not said: what happens to the run that is repeated."""
+    theirs = shapes.sound(record.get("auto_restart"), shapes.AGAIN) or {}
+    if args["auto_restart"] is not None or not theirs.get("limit"):
+        return {}
+    backoff_s = theirs.get("backoff_s") if args["backoff_s"] is None else args["backoff_s"]
+    return {"auto_restart": int(theirs["limit"]), "backoff_s": backoff_s}
 
 
 def _find_recipe(release_dir: str, name: str | None) -> None:
@@ -189,7 +202,7 @@ def launch(call: Call, plan: Plan) -> Json:
         "cache": chosen,
         "resume_from": resume_from,
         "allow_slow_kernels": args["allow_slow_kernels"],
-        "auto_restart": {"limit": args["auto_restart"], "backoff_s": args["backoff_s"]},
+        "auto_restart": plan.auto_restart,
         "operator": call.operator,
         "grace_s": runs.DEFAULT_GRACE_S if args["grace_s"] is None else args["grace_s"],
         "config_hash": plan.recipe.get("config_hash"),

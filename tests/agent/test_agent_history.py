@@ -174,7 +174,7 @@ def test_rollback_switches_back_and_forth_and_refuses_an_edited_release(box):
 
 
 def test_a_run_can_be_repeated_with_its_release_and_resumed(ready):
-    ready.start(recipe={"steps": 4, "save_every": 2}, resume="none")
+    ready.start(recipe={"steps": 4, "save_every": 2}, resume="none", auto_restart=2, backoff_s=0.5)
     ready.wait_for(lambda: (ready.run_dir("r-0001") / "exit.json").exists(), "the first run's end")
     first = ready.current()
     ready.deploy(ready.payload(**{"note.txt": "new"}))
@@ -183,12 +183,15 @@ def test_a_run_can_be_repeated_with_its_release_and_resumed(ready):
     record = ready.file(again["run"], "run.json")
     assert record["release"] == first
     assert record["overrides"]["steps"] == 9 and record["overrides"]["save_every"] == 2
+    assert record["auto_restart"] == {"limit": 2, "backoff_s": 0.5}
     assert again["resume_from"] == {
         "run": "r-0001",
         "step": 4,
         "path": str(ready.run_dir("r-0001") / "checkpoints" / "step-000004"),
     }
     ready.wait_for(lambda: (ready.run_dir(again["run"]) / "exit.json").exists(), "the second run's end")
-    fresh = ready.call("start", like="r-0001", resume="none", release="current", python=ready.python).result
+    wish = {"resume": "none", "release": "current", "auto_restart": 0}
+    fresh = ready.call("start", like="r-0001", python=ready.python, **wish).result
     assert fresh["resume_from"] is None
+    assert ready.file(fresh["run"], "run.json")["auto_restart"]["limit"] == 0
     assert ready.file(fresh["run"], "run.json")["release"] == ready.current()

@@ -140,6 +140,16 @@ def test_how_often_a_crash_is_tried_again(of_the_box: int, typed: str | bool | N
     assert restart.plan(box, auto_restart=typed).steps[0].args["auto_restart"] == times
 
 
+@pytest.mark.parametrize(("typed", "times"), [(None, None), ("0", 0), ("5", 5)])
+def test_a_run_that_is_repeated_keeps_its_restarts_unless_told_otherwise(
+    typed: str | None, times: int | None
+) -> None:
+    box = Box(name="lab", host="pve1", vmid=201, recipe="r", auto_restart=2)
+    step = restart.plan(box, from_run="r-0003", auto_restart=typed).steps[0]
+    assert step.args["auto_restart"] == times
+    assert ("its own --auto-restart" in step.text) == (times is None)
+
+
 @pytest.mark.parametrize("typed", ["x", "-1", "101", "3.5", ""])
 def test_a_wrong_number_of_restarts_is_one_line(typed: str) -> None:
     with pytest.raises(Usage, match="--auto-restart wants a number of 0 to 100"):
