@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import getpass
-import itertools
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from controller import bundle, links, pct
@@ -26,7 +25,7 @@ Bytes = Callable[[bytes], None]
 def call(
     box: Box,
     verb: str,
-    args: dict[str, Any],
+    args: dict[str, Any] | Callable[[], dict[str, Any]],
     *,
     stream: Iterable[bytes] | None = None,
     on_note: Note | None = None,
@@ -39,29 +38,35 @@ def call(
 ) -> dict[str, Any]:
     """The `result` of one verb. `stream` follows the request on stdin, frames go to the callbacks.
 
-    `private` travels beside `args`, which plans and errors show: secrets.
+    `args` that take their time may be a function: it is called in the sender's thread while `pct` starts the
+    agent, 0.6 s. `private` travels beside `args`, which plans and errors show: secrets.
 
     Raises the error of errors.py that the agent's error kind, `pct` or the connection stands for, and
-    whatever `stream` or a callback raises.
+    whatever `args`, `stream` or a callback raises.
     """
     answer = _Answer(os.urandom(8).hex(), on_note, on_part, on_out, on_err)
-    request = {
-        "schema": SCHEMA,
-        "nonce": answer.nonce,
-        "verb": verb,
-        "args": args,
-        "roots": box.roots.as_dict(),
-        "operator": {"user": getpass.getuser(), "host": socket.gethostname()},
-    }
-    if private:
-        request["private"] = private
-    opening = bundle.preamble(verb) + json.dumps(request).encode("ascii") + b"\n"
+
+    def request() -> Iterator[bytes]:
+        yield bundle.preamble(verb)
+        document = {
+            "schema": SCHEMA,
+            "nonce": answer.nonce,
+            "verb": verb,
+            "args": args() if callable(args) else args,
+            "roots": box.roots.as_dict(),
+            "operator": {"user": getpass.getuser(), "host": socket.gethostname()},
+        }
+        if private:
+            document["private"] = private
+        yield json.dumps(document).encode("ascii") + b"\n"
+        yield from stream or ()
+
     link = links.get(box, deadline=deadline, revive=revive)  # last: it may be on its way already
     links.count_round_trip(box)
     try:
         status = link.run(
             pct.command(link.endpoint),
-            feed=itertools.chain([opening], stream or ()),
+            feed=request(),
             on_stdout=answer.stdout,
             on_stderr=answer.stderr,
             finished=lambda: answer.envelope is not None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
@@ -38,24 +39,27 @@ def plan(box: Box, *, allow_slow_kernels: bool = False) -> Plan:
 def run(box: Box, console: Console, *, allow_slow_kernels: bool = False) -> Outcome:
     """Deploy in one round trip: the agent says on its way what it lacks, and takes that from its stdin."""
     began, before = time.monotonic(), links.round_trips(box)
-    wanted = release.scan()
-    if wanted.root != release.own_payload():
-        console.note(f"payload: the project's copy in {wanted.root}")
+    wanted = cache(release.scan)
     python = links.get(box, revive=True).endpoint.python
     asked: SimpleQueue[list[str]] = SimpleQueue()
     sent = 0
 
+    def args() -> dict[str, Any]:
+        if wanted().root != release.own_payload():
+            console.note(f"payload: the project's copy in {wanted().root}")
+        return _args(box, wanted(), python, allow_slow_kernels)
+
     def files() -> Iterator[bytes]:
         nonlocal sent
         if paths := asked.get():  # in the sender's thread
-            sent = release.tar_bytes(wanted, paths)
-            yield from console.sent(release.tar(wanted, paths), sent)
+            sent = release.tar_bytes(wanted(), paths)
+            yield from console.sent(release.tar(wanted(), paths), sent)
 
     try:
         result = call(
             box,
             "deploy",
-            _args(box, wanted, python, allow_slow_kernels),
+            args,
             stream=files(),
             on_part=lambda part: asked.put(part["want"]),
             on_note=console.agent_note,
@@ -64,10 +68,10 @@ def run(box: Box, console: Console, *, allow_slow_kernels: bool = False) -> Outc
         asked.put([])  # nothing is lacking, or nobody listens any more
     document = {
         "outcome": result["outcome"],
-        "release": wanted.id,
+        "release": wanted().id,
         "previous": result.get("previous"),
-        "files": len(wanted.entries),
-        "bytes": wanted.bytes,
+        "files": len(wanted().entries),
+        "bytes": wanted().bytes,
         "sent_bytes": sent,
         "kernels": result.get("kernels") or [],
         "round_trips": links.round_trips(box) - before,

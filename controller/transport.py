@@ -20,8 +20,9 @@ from controller.endpoint import Endpoint
 from controller.errors import ConnectionLost
 from controller.watchdog import Watchdog
 
-# Paramiko's sendall copies the rest of its buffer for each packet: 64 MiB in one piece go at 2 MiB/s.
-SLICE = 32 * 1024
+# What Paramiko puts into one packet of OpenSSH's 32 KiB. Its sendall copies the rest of its buffer for each
+# packet (64 MiB in one piece go at 2 MiB/s), and of 32 KiB it would make two, one of them of 64 bytes.
+SLICE = 32 * 1024 - 64
 READ = 256 * 1024
 _LOST = "check the host and the way to it; the run may be fine"
 _SUSPENDED = "it may be suspended, by a backup for instance: nothing was begun, try again when it is resumed"

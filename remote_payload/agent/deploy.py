@@ -10,7 +10,7 @@ from typing import Any
 from agent import gpu, kernels, lock, procs, provenance, releases, runs, unpack
 from agent.call import Args, Call, Json, Refusal, Roots
 from agent.files import read_json, size_words, write_json
-from agent.interpreter import describe_recipe, find_python, import_check
+from agent.interpreter import ImportCheck, describe_recipe, find_python
 
 ARGS: Args = {
     "release": (str, None, "the release's content hash"),
@@ -68,21 +68,23 @@ def _make(call: Call, release: str, manifest: list[Json], python: str, previous:
     incoming = os.path.join(roots.releases, _INCOMING + call.nonce)
     try:
         os.mkdir(incoming, 0o755)
-        files, size = unpack.receive(call.stdin, incoming, manifest) if want else (0, 0)
-        unpack.copy_rest(incoming, manifest, sources)
-        record = {
-            "schema": 1,
-            "release": release,
-            "created": time.time(),
-            "operator": call.operator,
-            "source": call.args["source"],
-            "files": manifest,
-        }
-        write_json(os.path.join(incoming, releases.MANIFEST), record)
-        call.frames.note(f"{len(manifest)} files verified; checking that {python} can import them")
-        versions = import_check(python, incoming)
+        with ImportCheck(python, incoming) as check:
+            files, size = unpack.receive(call.stdin, incoming, manifest) if want else (0, 0)
+            unpack.copy_rest(incoming, manifest, sources)
+            record = {
+                "schema": 1,
+                "release": release,
+                "created": time.time(),
+                "operator": call.operator,
+                "source": call.args["source"],
+                "files": manifest,
+            }
+            write_json(os.path.join(incoming, releases.MANIFEST), record)
+            verified = unpack.stamps(incoming, manifest)
+            call.frames.note(f"{len(manifest)} files verified; checking that {python} can import them")
+            versions = check.answer()
         proven = _prove_kernels(call, python, incoming)
-        wrong = unpack.differences(incoming, manifest)
+        wrong = unpack.differences(incoming, manifest, verified)
         if wrong:
             raise Refusal("verify", f"{wrong[0]} changed while the release was checked", "deploy again")
         unpack.sync_tree(incoming)

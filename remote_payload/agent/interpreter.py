@@ -30,6 +30,20 @@ except Exception:
     built = {}  # no torch, or one that is put together otherwise: a start does not depend on it
 print(json.dumps({"versions": versions, "torch": {"cuda": built.get("cuda"), "hip": built.get("hip")}}))
 """
+_DOES_NOT_COMPILE = 3
+_CHECK = f"""
+import compileall, importlib, runpy, sys
+module = sys.stdin.readline().strip()
+if not module:  # whoever started us is gone
+    sys.exit()
+importlib.invalidate_caches()  # the release has come since
+if not compileall.compile_dir(".", quiet=1):
+    sys.exit({_DOES_NOT_COMPILE})
+if module == "agent.main":
+    importlib.import_module(module)
+else:
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
 _PACKAGES = """
 import importlib.metadata as metadata, json
 found = {}
@@ -57,46 +71,86 @@ def run_python(
 
     `more` joins its environment.
     """
+    process = _start([python, *argv], cwd, subprocess.DEVNULL, more)
+    return _end(process, f"{python} {argv[-1]:.60}", timeout_s)
+
+
+def _start(
+    command: list[str], cwd: str, stdin: int, more: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
     fixed = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
-    environment = {**os.environ, **fixed, **(more or {})}
     try:
-        return subprocess.run(
-            [python, *argv],
+        return subprocess.Popen(
+            command,
             cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
+            env={**os.environ, **fixed, **(more or {})},
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            timeout=timeout_s,
         )
-    except subprocess.TimeoutExpired:
-        raise Refusal("no-python", f"{python} {argv[-1]:.60} did not end in {timeout_s:g} s") from None
     except OSError as error:
-        raise Refusal("no-python", f"{python} cannot run: {error.strerror}") from None
+        raise Refusal("no-python", f"{command[0]} cannot run: {error.strerror}") from None
+
+
+def _end(
+    process: subprocess.Popen[str], name: str, timeout_s: float, line: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Send it `line`, wait for its end; refuses, and kills it, when that does not come in time."""
+    with process:
+        try:
+            stdout, stderr = process.communicate(line, timeout_s)
+        except subprocess.TimeoutExpired:
+            raise Refusal("no-python", f"{name} did not end in {timeout_s:g} s") from None
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+class ImportCheck:
+    """Byte-compiles a release and imports it there, in an interpreter that starts before the files are there:
+    its own start, 0.1 s, passes while they arrive.
+
+    A context: whoever leaves it without an answer ends the interpreter. `folder` exists already.
+    """
+
+    def __init__(self, python: str, folder: str) -> None:
+        self._python, self._folder = python, folder
+        self._process = _start([python, "-c", _CHECK], folder, subprocess.PIPE)
+
+    def __enter__(self) -> ImportCheck:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            self._process.kill()
+
+    def answer(self) -> str:
+        """The files are there. The line that `trainer.selfcheck` prints, with versions; refuses what does not
+        compile or import."""
+        complete = os.path.isfile(os.path.join(self._folder, "trainer", "selfcheck.py"))
+        module = "trainer.selfcheck" if complete else "agent.main"
+        done = _end(self._process, f"{self._python} {module}", IMPORT_TIMEOUT_S, f"{module}\n")
+        if done.returncode == _DOES_NOT_COMPILE:
+            said = (done.stdout + done.stderr).strip()
+            for number in (errno.ENOSPC, errno.EDQUOT):
+                if f"[Errno {number}]" in said:  # no fault of the file's
+                    raise OSError(number, os.strerror(number), self._folder)
+            raise Refusal("import-check", f"a file does not compile: {_last_line(said)}", _place(said))
+        if done.returncode != 0:
+            said, place = _last_line(done.stderr), _place(done.stderr)
+            missing = "install what is missing into that interpreter"
+            if place and said.startswith("ModuleNotFoundError"):
+                place = f"{missing}; imported {place}"
+            raise Refusal("import-check", f"{self._python} cannot run {module}: {said}", place or missing)
+        return _last_line(done.stdout)
 
 
 def import_check(python: str, folder: str) -> str:
-    """Byte-compile a release and import it there; the line that `trainer.selfcheck` prints, with versions."""
-    compiled = run_python(python, ["-m", "compileall", "-q", "."], folder, IMPORT_TIMEOUT_S)
-    if compiled.returncode != 0:
-        said = (compiled.stdout + compiled.stderr).strip()
-        for number in (errno.ENOSPC, errno.EDQUOT):
-            if f"[Errno {number}]" in said:  # no fault of the file's
-                raise OSError(number, os.strerror(number), folder)
-        raise Refusal("import-check", f"a file does not compile: {_last_line(said)}", _place(said))
-    complete = os.path.isfile(os.path.join(folder, "trainer", "selfcheck.py"))
-    module = "trainer.selfcheck" if complete else "agent.main"
-    argv = ["-m", module] if complete else ["-c", f"import {module}"]
-    done = run_python(python, argv, folder, IMPORT_TIMEOUT_S)
-    if done.returncode != 0:
-        said, place = _last_line(done.stderr), _place(done.stderr)
-        missing = "install what is missing into that interpreter"
-        if place and said.startswith("ModuleNotFoundError"):
-            place = f"{missing}; imported {place}"
-        raise Refusal("import-check", f"{python} cannot run {module}: {said}", place or missing)
-    return _last_line(done.stdout)
+    """ImportCheck of a release that is there already."""
+    with ImportCheck(python, folder) as check:
+        return check.answer()
 
 
 def versions(python: str) -> Json:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
-import signal
 import tarfile
-from types import FrameType
-from typing import IO, Any, cast
+from typing import IO, Any, Tuple
 
-from agent import releases
+from agent import releases, tarstream
 from agent.call import Json, Refusal, Roots
 from agent.files import placed
 
-IDLE_S = 60  # without a byte for so long the connection is dead, and the lock must not be held for it
-_BLOCK = 1 << 20  # bytes at once; tarfile's own 10 KiB makes 100 MiB take 1.0 s instead of 0.35
 _SHA = frozenset("0123456789abcdef")
+Stamp = Tuple[int, int, int]
 
 
 def check_manifest(given: list[Any]) -> list[Json]:
@@ -73,28 +69,18 @@ def receive(stdin: IO[bytes], folder: str, manifest: list[Json]) -> tuple[int, i
     done: set[str] = set()
     size = 0
     try:
-        with open_stream(stdin) as tar:
-            for member in tar:
-                name = member.name
-                if name not in expected or name in done or not member.isreg():
-                    raise Refusal(
-                        "verify", f"the stream holds {name!r:.120}, which the manifest does not want"
-                    )
-                content = tar.extractfile(member)
-                assert content is not None  # a regular file has content
-                write_verified(content, folder, expected[name])
-                done.add(name)
-                size += member.size
+        for member, content in tarstream.members(stdin):
+            name = member.name
+            if name not in expected or name in done or not member.isreg():
+                raise Refusal("verify", f"the stream holds {name!r:.120}, which the manifest does not want")
+            write_verified(content, folder, expected[name])
+            done.add(name)
+            size += member.size
     except (tarfile.TarError, EOFError) as error:
         raise Refusal(
             "verify", f"the stream of files ended early or is damaged ({error})", "deploy again"
         ) from None
     return len(done), size
-
-
-def open_stream(stdin: IO[bytes]) -> tarfile.TarFile:
-    """The tar on our stdin, read to its end."""
-    return tarfile.open(fileobj=cast(IO[bytes], Impatient(stdin)), mode="r|", bufsize=_BLOCK)
 
 
 def copy_rest(folder: str, manifest: list[Json], sources: dict[str, str]) -> None:
@@ -109,20 +95,14 @@ def copy_rest(folder: str, manifest: list[Json], sources: dict[str, str]) -> Non
             write_verified(content, folder, file)
 
 
-def write_verified(content: IO[bytes], folder: str, file: Json) -> None:
+def write_verified(content: tarstream.Readable, folder: str, file: Json) -> None:
     """Write one file, its mode as in the manifest, to the disk; refuses a wrong size or hash."""
     path = os.path.join(folder, file["path"])
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    sha, size = hashlib.sha256(), 0
+    sha = hashlib.sha256()
     try:
         with open(path, "xb") as output:
-            while True:
-                block = content.read(_BLOCK)
-                if not block:
-                    break
-                sha.update(block)
-                size += len(block)
-                output.write(block)
+            size = tarstream.copy(content, sha, output)
             output.flush()
             os.fchmod(output.fileno(), file["mode"])
             os.fsync(output.fileno())
@@ -153,13 +133,28 @@ def digest(path: str) -> str:
         os.close(handle)
 
 
-def differences(path: str, wanted: list[dict[str, Any]]) -> list[str]:
-    """Files that are not as the manifest says, or not in it. Byte code is Python's own business."""
+def stamps(path: str, wanted: list[Json]) -> dict[str, Stamp]:
+    """Which file lies where, and when it last changed: the kernel sets that time, nobody can set it back."""
+    return {file["path"]: _stamp(os.lstat(os.path.join(path, file["path"]))) for file in wanted}
+
+
+def _stamp(facts: os.stat_result) -> Stamp:
+    return facts.st_ino, facts.st_size, facts.st_ctime_ns
+
+
+def differences(path: str, wanted: list[Json], verified: dict[str, Stamp] | None = None) -> list[str]:
+    """Files that are not as the manifest says, or not in it. Byte code is Python's own business.
+
+    A file that still has the stamp under which it was `verified` is not read again.
+    """
     wrong = []
     for file in wanted:
         here = os.path.join(path, file["path"])
         try:
-            same = os.lstat(here).st_size == file["bytes"] and digest(here) == file["sha256"]
+            facts = os.lstat(here)
+            same = _stamp(facts) == (verified or {}).get(file["path"]) or (
+                facts.st_size == file["bytes"] and digest(here) == file["sha256"]
+            )
         except OSError:
             same = False
         if not same:
@@ -186,29 +181,3 @@ def sync_folder(folder: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-class Impatient:
-    """A stream that gives up when no byte comes for IDLE_S: after a lost network the pipe may never close."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        self.source = cast(io.BufferedReader, source)
-
-    def read(self, size: int) -> bytes:
-        def give_up(number: int, frame: FrameType | None) -> None:
-            raise Refusal("verify", f"the stream of files stood still for {IDLE_S} s", "deploy again")
-
-        before = signal.signal(signal.SIGALRM, give_up)
-        pieces = []
-        try:
-            while size > 0:
-                signal.alarm(IDLE_S)
-                piece = self.source.read1(size)  # what is there: a slow line is no dead one
-                if not piece:
-                    break
-                pieces.append(piece)
-                size -= len(piece)
-            return b"".join(pieces)
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, before)

@@ -11,9 +11,9 @@ import glob
 import hashlib
 import os
 import tarfile
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
-from agent import unpack
+from agent import tarstream, unpack
 from agent.call import Args, Call, Json, Refusal, Roots
 from agent.files import read_json, remove_quietly, size_words, write_json
 from agent.lockfile import Lock, Pin, canonical
@@ -24,7 +24,6 @@ ARGS: Args = {
 }
 _KNOWN = ".hashes.json"
 _SDIST = (".tar.gz", ".zip")
-_PIECE = 1 << 20
 
 
 class Filename(NamedTuple):
@@ -150,37 +149,28 @@ def run(call: Call) -> Json:
 def _receive(call: Call, folder: str, want: dict[str, Json]) -> Json:
     count = size = 0
     try:
-        with unpack.open_stream(call.stdin) as tar:
-            for member in tar:
-                file = want.pop(member.name, None)
-                if file is None or not member.isreg():
-                    raise Refusal("verify", f"the stream holds {member.name!r:.120}, which is not wanted")
-                if member.size != file["bytes"] - _has(folder, file):
-                    raise Refusal("verify", f"{member.name} begins at another byte than asked for", "again")
-                content = tar.extractfile(member)
-                assert content is not None  # a regular file has content
-                _append(content, folder, file)
-                count, size = count + 1, size + member.size
+        for member, content in tarstream.members(call.stdin):
+            file = want.pop(member.name, None)
+            if file is None or not member.isreg():
+                raise Refusal("verify", f"the stream holds {member.name!r:.120}, which is not wanted")
+            if member.size != file["bytes"] - _has(folder, file):
+                raise Refusal("verify", f"{member.name} begins at another byte than asked for", "again")
+            _append(content, folder, file)
+            count, size = count + 1, size + member.size
     except (tarfile.TarError, EOFError) as error:
         mend = "run it again: it goes on where this ended"
         raise Refusal("verify", f"the stream of wheels ended early ({error})", mend) from None
     return {"files": count, "bytes": size}
 
 
-def _append(content: IO[bytes], folder: str, file: Json) -> None:
+def _append(content: tarstream.Readable, folder: str, file: Json) -> None:
     """Go on with a file; it gets its name when all of it is proven, and a damaged one goes whole."""
     path = _partial(folder, file)
     sha = hashlib.sha256()
     with open(path, "ab+") as output:
         output.seek(0)
-        for source in (output, content):
-            while True:
-                block = source.read(_PIECE)
-                if not block:
-                    break
-                sha.update(block)
-                if source is content:
-                    output.write(block)
+        tarstream.copy(output, sha, None)
+        tarstream.copy(content, sha, output)
         output.flush()
         os.fsync(output.fileno())
         complete = output.tell() == file["bytes"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import tarfile
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -78,6 +80,23 @@ def test_equal_content_gives_equal_bytes_of_the_announced_size(payload: Path) ->
 def test_a_file_that_changes_after_the_hash_stops_the_stream(payload: Path, content: str) -> None:
     found = release.scan(payload)
     (payload / "trainer" / "a.py").write_text(content)
+    with pytest.raises(PctrunError, match=r"trainer/a.py changed while it was being sent"):
+        list(release.tar(found, ["trainer/a.py"]))
+
+
+def test_a_change_time_that_tells_saves_the_second_hash_and_misses_no_change(
+    payload: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time.sleep(0.2)  # the files are older than the kernel's tick
+    found = release.scan(payload)
+    assert all(entry.changed_ns for entry in found.entries)
+    hashed = []
+    monkeypatch.setattr(release.hashlib, "sha256", lambda: hashed.append(1))
+    whole = b"".join(release.tar(found, ["trainer/a.py"]))
+    assert b"a = 1\n" in whole and not hashed
+    facts = (payload / "trainer" / "a.py").stat()
+    (payload / "trainer" / "a.py").write_text("a = 2\n")
+    os.utime(payload / "trainer" / "a.py", ns=(facts.st_atime_ns, facts.st_mtime_ns))
     with pytest.raises(PctrunError, match=r"trainer/a.py changed while it was being sent"):
         list(release.tar(found, ["trainer/a.py"]))
 
