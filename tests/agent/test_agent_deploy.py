@@ -159,6 +159,20 @@ def test_a_release_that_cannot_be_imported_never_becomes_current(box, text, word
     assert releases(box) == [box.release_of(old)] and box.current() == box.release_of(old)
 
 
+def test_a_file_that_changes_during_the_import_is_noticed_though_size_and_time_are_as_before(box):
+    edits = """import os
+facts = os.stat("agent/call.py")
+text = open("agent/call.py").read()
+open("agent/call.py", "w").write(text[:-1] + "#")
+os.utime("agent/call.py", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+"""
+    text = box.payload()["trainer/describe.py"].decode() + edits
+    answer = box.deploy(box.payload(**{"trainer/describe.py": text}))
+    assert answer.error["kind"] == "verify", answer.error
+    assert answer.error["message"] == "agent/call.py changed while the release was checked"
+    assert releases(box) == [] and box.current() is None
+
+
 def test_a_release_edited_by_hand_is_named_set_aside_and_made_again(box):
     files = box.payload()
     box.deploy(files)
