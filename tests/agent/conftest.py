@@ -6,6 +6,7 @@ Every test gets a box of its own: short root paths (a tmux socket's path has 107
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -247,7 +248,7 @@ class Box:
     def file(self, run: str, name: str) -> dict[str, Any]:
         return json.loads((self.run_dir(run) / name).read_text())
 
-    def wait_for(self, fact: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+    def wait_for(self, fact: Callable[[], Any], what: str, seconds: float = 60) -> Any:
         """Look until `fact` is true, and return it."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -262,11 +263,17 @@ class Box:
 
     def clean_up(self) -> None:
         """End what the test's runs left, by their marker, and the box's own tmux server."""
-        for folder, found in procs.marked().items():
-            if folder.startswith(self.roots["lib"]):
-                for proc in found:
-                    procs.send(proc, signal.SIGKILL)
+        self.wait_for(self._nothing_is_left, "the end of what the test's runs left")
         self.clean_up_tmux()
+
+    def _nothing_is_left(self) -> bool:
+        found = [proc for folder, each in procs.marked().items() if self._owns(folder) for proc in each]
+        for proc in found:
+            procs.send(proc, signal.SIGKILL)
+        return not found
+
+    def _owns(self, folder: str) -> bool:
+        return folder.startswith(self.roots["lib"])
 
     def clean_up_tmux(self) -> None:
         environment = {**os.environ, "TMUX_TMPDIR": f"{self.roots['run']}/tmux"}
@@ -289,7 +296,20 @@ def make_box() -> Box:
 
 def remove_box(box: Box) -> None:
     box.clean_up()
-    shutil.rmtree(box.base)
+    box.wait_for(lambda: _removed(box.base), f"{box.base} can be removed")
+
+
+def _removed(folder: Path) -> bool:
+    """False while a process without the marker, an agent that was killed or a tmux server, still writes."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return not folder.exists()
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    return True
 
 
 @pytest.fixture

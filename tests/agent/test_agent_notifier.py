@@ -89,10 +89,14 @@ def test_a_finished_run_is_one_message(ready: Any, inbox: Inbox) -> None:
 
 def test_a_crash_that_is_tried_again_is_told_and_the_notifier_lives_on(ready: Any, inbox: Inbox) -> None:
     ready.private = {**wish(address(inbox)), "environment": {"HF_TOKEN": TOKEN}}
-    run = ready.start(recipe={**LONG, "save_every": 5}, auto_restart=1, backoff_s=1.0).result["run"]
+    run = ready.start(recipe={**LONG, "save_every": 5}, auto_restart=1, backoff_s=5.0).result["run"]
     notifier, first = role(ready, run, "notifier"), role(ready, run, "trainer")
+    supervisor = role(ready, run, "supervisor")
     os.kill(first.pid, signal.SIGKILL)
+    ready.wait_for((ready.run_dir(run) / "attempts.json").exists, "the pause")
+    os.kill(supervisor.pid, signal.SIGSTOP)  # it lasts as long as the notifier, the last in priority, needs
     ready.wait_for(lambda: inbox.got, "a message")
+    os.kill(supervisor.pid, signal.SIGCONT)
     assert inbox.titles == [f"lab/200  {run}  DEGRADED"]
     assert "starts again" in inbox.got[0]["message"]
     second = ready.wait_for(
@@ -131,7 +135,7 @@ def test_a_stop_is_no_news_and_no_later_for_the_notifier(ready: Any, inbox: Inbo
     began = time.monotonic()
     answer = ready.call("stop").result
     assert (answer["outcome"], answer["killed"], answer["survivors"]) == ("stopped", [], [])
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 25, "30 s are what an end that is news may take"
     assert inbox.got == []
 
 

@@ -36,7 +36,7 @@ def test_a_terminal_that_takes_nothing_does_not_hide_the_trainers_end(tmp_path: 
     )
     os.close(its)
     try:
-        assert supervisor.wait(15) == 0
+        assert supervisor.wait(60) == 0
         assert json.loads((run / "exit.json").read_text())["code"] == 0
         assert (run / "train.log").stat().st_size == 5_000_000
     finally:

@@ -27,7 +27,7 @@ def test_the_agent_that_holds_the_lock_is_ended_and_the_run_is_not(ready):
     assert (seen["outcome"], seen["owner"]) == ("held", owner) and owner["operator"]["user"] == "bob"
     assert agent.poll() is None
     done = ready.call("unlock", pid=owner["pid"], since=owner["since"]).result
-    assert done["outcome"] == "broken" and agent.wait(10) == -signal.SIGTERM
+    assert done["outcome"] == "broken" and agent.wait(60) == -signal.SIGTERM
     ready.collect(agent)
     assert len(ready.scope("r-0001")) == 2
     assert ready.call("unlock").result["outcome"] == "free"

@@ -90,10 +90,10 @@ def test_exec_says_when_the_command_cannot_start(box):
 
 def test_exec_at_its_timeout_ends_the_whole_group_even_one_that_ignores_term(box):
     script = "trap '' TERM; echo $$; sh -c \"trap '' TERM; sleep 60\" & wait; sleep 60"
-    process = box.begin("exec", {"argv": ["sh", "-c", script], "timeout_s": 0.5})
+    process = box.begin("exec", {"argv": ["sh", "-c", script], "timeout_s": 3})
     group = int(box.next_frame(process)[1])
     answer = box.collect(process)
-    assert "did not end in 0.5 s" in answer.error["message"]
+    assert "did not end in 3 s" in answer.error["message"]
     box.wait_for(lambda: not group_lives(group), "the group has ended")
 
 
@@ -101,7 +101,7 @@ def test_exec_kills_its_child_when_the_reader_goes_away(box):
     process = box.begin("exec", {"argv": ["sh", "-c", "echo $$; sleep 60 & wait"]})
     group = int(box.next_frame(process)[1])
     process.stdout.close()
-    assert process.wait(10) == 1
+    assert process.wait(60) == 1
     box.wait_for(lambda: not group_lives(group), "the group has ended")
     process.stdin.close()
     process.stderr.close()
@@ -110,7 +110,7 @@ def test_exec_kills_its_child_when_the_reader_goes_away(box):
 def test_exec_does_not_wait_for_a_background_child_that_keeps_the_pipes(box):
     began = time.monotonic()
     answer = box.call("exec", argv=["sh", "-c", "sleep 30 & echo $!"])
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     os.kill(int(answer.out), signal.SIGKILL)
 
 

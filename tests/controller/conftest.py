@@ -74,6 +74,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self.frozen = threading.Event()
+        self.served = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -102,6 +103,7 @@ class Proxy:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self.target))
                 self._pairs.append((near, far))
+                self.served += 1
                 threading.Thread(target=self._serve, args=(near, far), daemon=True).start()
 
     def _serve(self, near: socket.socket, far: socket.socket) -> None:

@@ -65,7 +65,7 @@ def test_a_command_over_its_time_is_ended(box: Box) -> None:
     began = time.monotonic()
     with pytest.raises(Usage, match="did not end in"):
         execute(box, ["sleep", "60"], timeout_s=0.5)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 50
 
 
 def test_each_call_is_one_pct_exec(box: Box, embedded: sandbox.Endpoint) -> None:
@@ -201,7 +201,7 @@ def test_a_sandbox_that_was_taken_down_stays_down_until_it_is_wanted(box: Box) -
 def test_the_connection_is_made_anew_after_a_cut(box: Box) -> None:
     link = links.get(box)
     assert sandbox.cut_connections()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while link.alive and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not link.alive

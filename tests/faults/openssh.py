@@ -36,8 +36,8 @@ class Sshd(loopback_sshd.Sshd):
         """Descendants that are sshd itself, unprivileged halves included, never a command of theirs."""
         found = [self.process.pid] if self.process else []
         for pid in found:
-            for path in Path(f"/proc/{pid}/task").glob("*/children"):
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has ended by itself
+                for path in Path(f"/proc/{pid}/task").glob("*/children"):
                     found += [each for each in map(int, path.read_text().split()) if _is_sshd(each)]
         return found[1:]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from agent import procs
 from tests.agent.conftest import Answer, Box
 
 from .table import fault
@@ -100,10 +100,10 @@ def test_what_a_run_without_a_checkpoint_of_its_own_stands_on_is_looked_at_too(
     trained: tuple[Box, str, list[int]],
 ) -> None:
     box, run, saved = trained
-    second = box.start(recipe={**SAVES, "step_s": 5.0}).result
+    second = box.start(recipe={**SAVES, "step_s": 20.0}).result
     assert second["resume_from"]["step"] == saved[-1]
     for proc in box.scope(second["run"]):
-        os.kill(proc.pid, signal.SIGKILL)
+        procs.send(proc, signal.SIGKILL)
     box.wait_for(lambda: not box.scope(second["run"]), "its end before its first checkpoint")
     cut_weights(place(box, run, saved[-1]))
     point, notes = resumed(box)

@@ -125,7 +125,7 @@ def test_a_living_run_whose_records_are_damaged(box: Box) -> None:
     for damage in (cut, empty, zeros, nonsense, nested):
         damage(box.run_dir(run) / "state.json")
         words.add(look(box, run).word)
-        box.wait_for(lambda: look(box, run).word == "warming-up", "its next state", 5)
+        box.wait_for(lambda: look(box, run).word == "warming-up", "its next state")
     assert words <= {"starting", "warming-up"}, words
     for damage, seen in every_damage(box, run, "metrics.jsonl"):
         assert seen.exit_code == 6, (damage, seen.screen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -105,7 +106,11 @@ def test_a_container_that_stops_under_a_deploy(host: House) -> None:
     def half() -> bool:
         return any((host.opt / "releases").glob(".incoming-*/trainer/extra.bin"))
 
-    with host.when(half, lambda: host.pct("stop", "200")):
+    def stop() -> None:
+        host.wire.rate = 20_000  # or a slow stop comes too late
+        host.pct("stop", "200")
+
+    with host.when(half, stop):
         said = host.type("deploy")
     assert said.code == 7 and "was killed: it was stopped" in said.err, said
     assert host.whole() == before
@@ -125,7 +130,7 @@ def test_a_locked_container_is_worked_with_and_told(host: House) -> None:
     write_pairs(config, {**read_pairs(config), "lock": "backup"})
     assert host.type("deploy").code == 0
     assert host.type("restart").code == 0
-    assert host.status()["verdict"] == "warming-up"
+    host.wait_for(lambda: host.status()["verdict"] == "warming-up", "its first steps")
     assert host.type("abort").out.startswith("stopped ")
     checks = {check["name"]: check for check in host.type("doctor", "--json").json["checks"]}
     lock = checks["container"]
@@ -139,19 +144,19 @@ def test_a_locked_container_is_worked_with_and_told(host: House) -> None:
     seen="status, restart and abort in less than the 10 s for which pct waits",
 )
 def test_a_held_configuration_lock_makes_nothing_wait(host: House) -> None:
-    began = time.monotonic()
+    waited = []
     with Host(str(host.base / "sandbox")).lock(200):
-        assert host.type("restart").code == 0
-        assert host.status()["verdict"] in ("starting", "warming-up")
-        assert host.type("abort").code == 0
-        waited = time.monotonic() - began
-    assert waited < 10
+        for words, code in (("restart", 0), ("status", 6), ("abort", 0)):
+            began = time.monotonic()
+            assert host.type(words).code == code
+            waited.append(time.monotonic() - began)
+    assert max(waited) < 10, waited
 
 
 @fault(
     "container suspended (a backup in suspend mode, lxc-freeze)",
-    promised="a look ends at its deadline (60 s, here 2) and says so; the run goes on with it",
-    seen="exit 7, `UNREACHABLE`, `no answer within 2 s`, the last word; then the same run again",
+    promised="a look ends at its deadline (60 s, here 5) and says so; the run goes on with it",
+    seen="exit 7, `UNREACHABLE`, `no answer within 5 s`, the last word; then the same run again",
 )
 def test_a_suspended_container_is_unreachable_and_then_itself(
     host: House, monkeypatch: pytest.MonkeyPatch
@@ -160,25 +165,25 @@ def test_a_suspended_container_is_unreachable_and_then_itself(
     watcher.process.terminate()
     watcher.ended()
     assert host.status()["snapshot"]["run"]["id"] == run
-    stopped: list[int] = []
-    monkeypatch.setattr("controller.status._LOOK", Deadline(total=2))
+    stopped: set[int] = set()
+    monkeypatch.setattr("controller.status._LOOK", Deadline(total=5))
+
+    def send(pids: set[int], number: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def suspend() -> None:
-        for pid in host.pids():
-            os.kill(pid, signal.SIGSTOP)
-            stopped.append(pid)
+        stopped.update(host.pids())
+        send(stopped, signal.SIGSTOP)
 
     suspend()
     try:
-        with host.when(lambda: len(host.pids()) > len(stopped), suspend):  # the look's own agent, too
+        with host.when(lambda: set(host.pids()) - stopped, suspend):  # the look's own agent, too
             said = host.type("status")
     finally:
-        for pid in {*host.pids(), *stopped}:
-            try:
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                continue
-    assert said.code == 7 and "UNREACHABLE" in said.out and "no answer within 2 s" in said.out, said
+        send({*host.pids(), *stopped}, signal.SIGCONT)
+    assert said.code == 7 and "UNREACHABLE" in said.out and "no answer within 5 s" in said.out, said
     assert f"{run} at step" in said.out
     step = host.file(run, "state.json")["step"]
     host.wait_for(lambda: host.file(run, "state.json")["step"] > step, "the run goes on")

@@ -141,7 +141,8 @@ def test_no_room_for_a_run(house: House, narrow: tuple[str, Path]) -> None:
 )
 def test_a_full_disk_under_a_run_is_told(house: House, narrow: tuple[str, Path]) -> None:
     box, outer = narrow
-    house.type("restart", "--box", box, "--set=tokens=100")
+    # no checkpoints meanwhile: theirs are the inodes of a few seconds
+    house.type("restart", "--box", box, "--set=tokens=100", "--set=save_every=0")
     house.wait_for(lambda: house.type("status", "--box", box).code == 2, "a steady step")
     said = house.type("status", "--box", box)
     assert "DEGRADED" in said.out and f"{outer.name}/lib has" in said.out, said
@@ -199,7 +200,8 @@ def test_a_read_only_disk_is_told(house: House, narrow: tuple[str, Path]) -> Non
     run = house.type("restart", "--box", box, "--json").json["start"]["run"]
     assert house.type("abort", "--box", box).code == 0
     enter = ["nsenter", "-t", str(house.init), "-m", "mount", "-o"]
-    subprocess.run([*enter, "remount,ro", f"/var/{outer.name}"], check=True)
+    remount = [*enter, "remount,ro", f"/var/{outer.name}"]
+    house.wait_for(lambda: subprocess.run(remount, check=False).returncode == 0, "nobody writes there")
     both = house.box("both", roots={name: f"/var/{outer.name}/lib/{name}" for name in ROOTS})
     for said in (house.type("restart", "--box", box), house.type("deploy", "--box", both)):
         assert said.code == 9 and "is read-only" in said.err and "dmesg | tail" in said.err, said

@@ -71,8 +71,8 @@ def test_a_hang_in_each_kind_of_thread_is_told_with_its_stack(box: Box) -> None:
         training.fault(box, f"{thread} hang")
         line = re.compile(rf"^  {thread}: {doing} \d+, for \d+ s$", re.M)
         box.wait_for(lambda line=line: line.search(last_report(box, run)), "the watchdog names the thread")
-        box.wait_for(lambda: "in hangs" in last_report(box, run), "its stack")
-        assert f"stack of {thread}, innermost call last:" in last_report(box, run)
+        stack = re.compile(rf"stack of {thread}, innermost call last:\n(?s:.*)in hangs\b")
+        box.wait_for(lambda stack=stack: stack.search(last_report(box, run)), "its stack")
         later = look(box, later_s=61)
         assert (later.word, later.exit_code) == ("stalled", 3)
         assert later.causes[:2] == ("stalled", "hung-thread")
@@ -82,8 +82,8 @@ def test_a_hang_in_each_kind_of_thread_is_told_with_its_stack(box: Box) -> None:
         box.wait_for(lambda n=done: training.steps(box, run) > n + 1, "the next steps")
         assert look(box).word in ("healthy", "warming-up")
     training.fault(box, "drafter hold")
-    box.wait_for(lambda: "Timeout (0:00:03)!" in training.log(box, run), "the timer's report")
-    assert "in holds" in training.log(box, run).rpartition("Timeout (0:00:03)!")[2]
+    timeout = "Timeout (0:00:03)!"
+    box.wait_for(lambda: "in holds" in training.log(box, run).rpartition(timeout)[2], "the timer's report")
 
 
 def last_report(box: Box, run: str) -> str:
@@ -108,7 +108,7 @@ def test_a_clock_that_is_set_and_then_a_signal_from_outside(box: Box) -> None:
     box.python = shifted_python(box)
     for offset in (3600, -3600):
         (Path(box.roots["lib"]) / "clock").write_text(str(offset))
-        box.wait_for(lambda: look(box).word == "healthy", "the look after the clock was set", 10)
+        box.wait_for(lambda: look(box).word == "healthy", "the look after the clock was set")
         seen = look(box)
         assert seen.causes == ()
         assert re.search(r"HEALTHY for (\d+s|[2-9]m) ", seen.screen), seen.screen
@@ -170,7 +170,7 @@ def test_a_flipped_bit_in_the_weights(box: Box) -> None:
     ):
         flip(path / "optimizer.safetensors")
     run = box.call("start", recipe="tiny", overrides=training.LONG, python=box.python).result["run"]
-    box.wait_for(lambda: (box.run_dir(run) / "exit.json").exists(), "its end", 60)
+    box.wait_for(lambda: (box.run_dir(run) / "exit.json").exists(), "its end", 120)
     seen = look(box)
     assert (seen.word, seen.exit_code, seen.causes) == ("crashed", 4, ("refused",))
     screen = " ".join(seen.screen.split())
@@ -197,6 +197,10 @@ def losses(box: Box, run: str) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in found}
 
 
+def restarting(seen: Look) -> Look | None:
+    return seen if "restarting" in seen.causes else None
+
+
 def trainer(seen: Look) -> int:
     return next(each["pid"] for each in seen.run["processes"] if each["role"] == "trainer")
 
@@ -208,7 +212,7 @@ def trainer(seen: Look) -> int:
     seen="`degraded` with `starts again in`, then `healthy` with `restarted 1 of 2 times`",
 )
 def test_a_killed_trainer_is_tried_again(box: Box) -> None:
-    run = training.start(box, resume="none", auto_restart=2, backoff_s=3.0)
+    run = training.start(box, resume="none", auto_restart=2, backoff_s=8.0)
     box.wait_for(lambda: len(look(box).run["checkpoints"]) >= 1, "a checkpoint")
     first = look(box)
 
@@ -222,13 +226,13 @@ def test_a_killed_trainer_is_tried_again(box: Box) -> None:
 
     box.wait_for(held_beyond_it, "steps beyond it")
     os.kill(trainer(first), signal.SIGKILL)
-    box.wait_for(lambda: "restarting" in look(box).causes, "the crash to be seen", 5)
-    seen, before = look(box), losses(box, run)
+    seen = box.wait_for(lambda: restarting(look(box)), "the crash to be seen")
+    before = losses(box, run)
     assert (seen.word, seen.exit_code) == ("degraded", 2)
     assert "starts again in" in seen.screen and "killed by SIGKILL" in seen.screen
     saved = seen.run["checkpoints"][-1]["step"]
     assert saved < max(before), "there was something to lose"
-    box.wait_for(lambda: look(box).word == "healthy", "the second attempt", 60)
+    box.wait_for(lambda: look(box).word == "healthy", "the second attempt", 120)
     box.wait_for(lambda: training.steps(box, run) > len(before), "it to come beyond the crash")
     seen = look(box)
     assert seen.word == "healthy" and "restarted 1 of 2 times" in seen.screen

@@ -104,9 +104,7 @@ def test_a_deploy_on_a_frozen_way_ends_and_a_second_one_is_told_who_holds_the_bo
 ) -> None:
     before, wanted = house.whole(), house.change_payload(300_000)
     house.wire.freeze_at("up", login["up"] + 25_000 + 150_000)
-    began = time.monotonic()
     said = house.type("deploy")
-    assert time.monotonic() - began < IDLE_S + 6
     assert_told(house, said.code, said.err, "stream", SILENT_IN_LOGIN, SILENT)
     second = house.type("deploy")  # a new connection passes; the old one's agent still waits for bytes
     assert second.code == 8 and "holds this box" in second.err and "with deploy" in second.err

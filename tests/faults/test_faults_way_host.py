@@ -16,7 +16,7 @@ from controller.errors import ConnectionLost
 from controller.inventory import load
 from controller.transport import Link
 
-from .house import House
+from .house import House, Started
 from .openssh import Sshd
 from .table import fault
 
@@ -78,7 +78,7 @@ def test_a_host_that_ends_its_sessions_is_a_lost_connection(house: House, host: 
         said = house.type("exec", "sh", "--arg=-c", "--arg=echo $$ > /tmp/begun; sleep 77")
     host.start()
     assert said.code == 7 and "the connection broke" in said.err and "the agent ends the command" in said.err
-    pid = flag.read_text().strip()
+    pid = house.wait_for(lambda: flag.read_text().strip(), "the command's process id")
     flag.unlink()
     house.wait_for(lambda: house.type("exec", f"kill -0 {pid}").code != 0, "the command is ended")
 
@@ -93,10 +93,10 @@ def test_following_and_watching_outlive_a_restart_of_the_host(house: House, host
     watcher = house.start("watch", "--every=0.3")
     house.wait_for(lambda: follower.out and watcher.out, "both are at work", 60)
     host.kill()
-    time.sleep(0.5)
+    house.wait_for(lambda: word(watcher) == "UNREACHABLE", "the watch has seen it")
     host.start()
-    house.wait_for(lambda: len(sessions(house)) == 2, "both are at work again", 60)
-    house.wait_for(lambda: watcher.out.splitlines()[-1].split()[1] != "UNREACHABLE", "the watch has looked")
+    house.wait_for(lambda: word(watcher) != "UNREACHABLE", "the watch has looked")
+    house.wait_for(lambda: len(sessions(house)) == 2, "both are at work again")
     assert house.type("abort").code == 0
     followed, watched = follower.ended(), watcher.ended()
     assert followed.code == 0 and "following again from byte" in followed.err, followed
@@ -104,6 +104,11 @@ def test_following_and_watching_outlive_a_restart_of_the_host(house: House, host
     words = [line.split()[1] for line in watched.out.splitlines()]
     assert words.count("UNREACHABLE") == words[1:-2].count("UNREACHABLE") > 0, words
     assert (words[-1], watched.code) == ("STOPPED", 5), words
+
+
+def word(watcher: Started) -> str:
+    """The verdict that a watch has told last."""
+    return watcher.out.rpartition("\n")[0].splitlines()[-1].split()[1]
 
 
 def sessions(house: House) -> list[str]:
@@ -134,7 +139,7 @@ def test_a_changed_host_key_is_refused_with_the_mend(house: House, host: Sshd, r
     assert seen.code == 7 and "UNREACHABLE" in seen.out and f"{run} at step" in seen.out
     began = time.monotonic()
     assert house.type("wait", "--until", "finished", "--timeout", "60").code == 7
-    assert time.monotonic() - began < 10, "it must not wait for a key that will not come back"
+    assert time.monotonic() - began < 40, "it must not wait for a key that will not come back"
     house.box("lab", host_key=first)
     pinned = house.type("abort")
     assert pinned.code == 7 and "is not the pinned one" in pinned.err
@@ -215,7 +220,7 @@ def test_the_second_operator_is_told_who_is_at_work(house: House, host: Sshd) ->
     assert second.code == 8, second
     assert "ana@" in second.err and "holds this box" in second.err and "with stop" in second.err
     assert house.type("deploy").code == 8
-    assert time.monotonic() - began < 30, "they waited for the grace"
+    assert time.monotonic() - began < 50, "they waited for the grace"
     look = house.status()
     assert look["snapshot"]["run"]["id"] == slow and look["snapshot"]["lock"]["operator"]["user"] == "ana"
     for pid in house.alive()[slow]:

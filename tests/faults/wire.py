@@ -48,7 +48,8 @@ class Wire:
         """Forget every fault, the counts, and the connections that are open."""
         self._fault, self.rate, self._refusing = None, 0.0, False
         self.cut()
-        self.passed = {"up": 0, "down": 0}
+        with self._guard:
+            self.passed = {"up": 0, "down": 0}
 
     def cut(self, *, refuse: bool = False) -> None:
         """Break what is open now; with `refuse` take nothing new either, until `heal`."""
@@ -111,6 +112,8 @@ class Wire:
         if self.rate:
             time.sleep(len(data) / self.rate)
         with self._guard:
+            if source not in self._open:  # cut meanwhile: what comes next is another connection's
+                return
             fault, before = self._fault, self.passed[direction]
             hit = fault is not None and fault[0] == direction and before + len(data) >= fault[1]
             data = data[: max(0, fault[1] - before)] if fault and hit else data

@@ -90,7 +90,7 @@ def test_twenty_megabytes_of_log_cost_two_seconds_beyond_the_bare_channel(box: B
     link = links.get(box)
     command = f"pct exec {box.vmid} -- cat {folder}/train.log"
     beyond = []
-    for _ in range(3):  # the best of three: other work on the cores is not ours to answer for
+    for _ in range(8):  # the best of eight: other work on the cores is not ours to answer for
         heard.clear()
         began = time.monotonic()
         link.run(command, on_stdout=lambda data: heard.append(len(data)), on_stderr=lambda data: None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -15,7 +17,7 @@ from tests.faults.house import House, open_house
 from tests.faults.table import fault
 from tests.inbox import Inbox, open_inbox
 
-TOKEN, HOOK = "planted-token-5e2f", "planted-hook-a710"
+TOKEN, HOOK = f"planted-token-{os.getpid()}", f"planted-hook-{os.getpid()}"
 WORDS = (TOKEN.encode(), HOOK.encode())
 LONG = ("--set", "steps=100000")
 
@@ -59,10 +61,13 @@ def processes_with(name: str) -> list[tuple[str, bytes]]:
 
 
 def files_with(*folders: Path) -> list[str]:
-    paths = [
-        path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
-    ]
-    return [str(path) for path in paths if any(word in path.read_bytes() for word in WORDS)]
+    found = []
+    for folder, _, names in itertools.chain.from_iterable(map(os.walk, folders)):
+        for path in (Path(folder, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):  # one that comes and goes
+                if path.is_file() and not path.is_symlink():
+                    found += [str(path)] * any(word in path.read_bytes() for word in WORDS)
+    return found
 
 
 def trainer(house: House, run: str) -> int:
@@ -71,7 +76,7 @@ def trainer(house: House, run: str) -> int:
 
 
 def gone(house: House, run: str) -> None:
-    house.wait_for(lambda: run not in house.alive(), "all processes of the run are gone", 40)
+    house.wait_for(lambda: run not in house.alive(), "all processes of the run are gone", 120)
 
 
 def test_a_planted_secret_is_in_the_trainers_environment_and_nowhere_else(desk: House, inbox: Inbox) -> None:

@@ -73,7 +73,7 @@ class Box:
         )
 
     @staticmethod
-    def wait_for(fact: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+    def wait_for(fact: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
         """Wait until `fact()`; fail with `what` when it does not come."""
         deadline = time.monotonic() + timeout_s
         while not fact():

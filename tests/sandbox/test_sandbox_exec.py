@@ -187,7 +187,7 @@ def test_background_job_that_holds_stdout_holds_the_channel(ssh):
 def test_background_job_without_our_pipes_is_left_alone(box, ssh):
     begun = time.monotonic()
     assert ssh("pct exec 200 -- bash -c 'sleep 600.3 >/dev/null 2>&1 </dev/null & exit 5'").code == 5
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
     assert box.runs("sleep 600.3")
     box.inside("pkill -x -f 'sleep 600.3'")
 

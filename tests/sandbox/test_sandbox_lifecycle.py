@@ -111,7 +111,7 @@ def test_stop_leaves_no_process(box, second):
     before = pids_in_space(box.host.init_pid(second))
     assert len(before) >= 5
     assert box.pct("stop", str(second)).code == 0
-    assert running.wait(10) == 137
+    assert running.wait(60) == 137
     assert not [pid for pid in before if Path(f"/proc/{pid}/exe").exists()]
 
 

@@ -79,7 +79,7 @@ def test_push_to_a_running_program_fails_with_exit_0(box, source):
     done = box.pct("push", "200", str(source), "/root/busy")
     assert (done.code, "Text file busy" in done.err) == (0, True)
     box.inside("pkill -x busy")
-    assert sleeper.wait(20) == 128 + 15
+    assert sleeper.wait(60) == 128 + 15
 
 
 def test_push_of_a_directory_leaves_an_empty_file(box, tmp_path):
@@ -136,7 +136,7 @@ def test_push_writes_in_place(box):
         lambda: box.inside("cat /root/slow 2>/dev/null || true") == "first half", "the half is visible"
     )
     os.close(writer)
-    assert push.wait(20) == 0
+    assert push.wait(60) == 0
 
 
 def test_configuration_lock_makes_others_wait_and_then_fail(box, second, source):
@@ -176,6 +176,6 @@ def test_push_that_waited_succeeds_with_words_on_stderr(box, second, source):
         )
         assert push.stderr is not None
         assert "trying to acquire lock" in push.stderr.readline()
-    assert push.wait(20) == 0
+    assert push.wait(60) == 0
     push.stderr.close()
     assert box.inside("cat /x", second) == "content"

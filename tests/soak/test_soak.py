@@ -27,12 +27,12 @@ while True:
     kept.append((open("/dev/null"), bytearray(1 << 20)))
     time.sleep(0.05)
 """
-STEADY = "import time; print('ready', flush=True); kept = bytearray(8 << 20); time.sleep(60)"
+STEADY = "import time; kept = bytearray(8 << 20); print('ready', flush=True); time.sleep(600)"
 PARENT = """
 import subprocess, time
 child = subprocess.Popen(["true"])
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -56,7 +56,10 @@ def programs() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 def test_a_leak_and_a_zombie_are_found(programs: dict[str, subprocess.Popen[bytes]]) -> None:
     watched = [(name, process.pid) for name, process in programs.items()]
     sampler = Sampler(lambda: watched, lambda: [os.getpid()], every_s=0.1)
-    time.sleep(4.5)
+    ends = time.monotonic() + 60
+    while not (sampler.zombies and len(sampler.growth()) >= 2):
+        assert time.monotonic() < ends, (sampler.zombies, sampler.growth())
+        time.sleep(0.1)
     sampler.stop()
     found = " | ".join(sampler.growth())
     assert re.search(r"leak grew from [\d.]+ to [\d.]+ MiB", found), found

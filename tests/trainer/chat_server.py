@@ -143,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(200, "it works!")
 
     def sleeps(self, body: dict[str, Any]) -> None:
-        time.sleep(1.5)
+        time.sleep(6)
         self.ok(body)
 
 

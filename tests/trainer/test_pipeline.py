@@ -255,21 +255,23 @@ def test_shares_and_costs_are_measured(tiny_release):
     rig.run()
     last = rig.results[-1]
     assert set(last.busy) == {"loader", "target-0", "target-1", "drafter-0", "drafter-1"}
+    assert 0 <= last.busy.pop("loader") <= 1
     assert all(0 < share <= 1 for share in last.busy.values())
-    assert 0 < last.costs.target_row < last.step_s * 2
-    assert 0 < last.costs.drafter_row < last.step_s * 2
-    assert 0 < last.costs.drafter_step < last.step_s
+    slowest = max(result.step_s for result in rig.results)  # costs are medians, one step may be quick
+    assert 0 < last.costs.target_row < slowest * 2
+    assert 0 < last.costs.drafter_row < slowest * 2
+    assert 0 < last.costs.drafter_step < slowest
 
 
 def test_a_thread_that_hangs_is_named_with_its_stack(tiny_release, monkeypatch, capsys):
     rig = Rig(tiny_release, "train.steps=1000", "topology.split=1:2")
-    monkeypatch.setattr(watchdog, "FLOOR_S", 0.5)
+    monkeypatch.setattr(watchdog, "FLOOR_S", 2.0)
     monkeypatch.setattr(watchdog, "FACTOR", 1.0)
     honest, enough = rig.targets[0].features, threading.Event()
 
     def hangs_in_a_library(row):
         if row.index == 7:
-            enough.wait(30)
+            enough.wait(60)
             rig.stop.set()
         return honest(row)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -205,13 +204,20 @@ def test_a_part_is_the_same_whatever_came_before(chats, model):
     assert whole.keys[-len(later.keys) :] == later.keys
 
 
-def test_an_interruption_leaves_nothing_behind(model, tmp_path, capsys):
+def test_an_interruption_leaves_nothing_behind(model, tmp_path, capsys, monkeypatch):
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a " * 500}]
     (tmp_path / "long.jsonl").write_text((json.dumps({"conversations": turns}) + "\n") * 30_000)
-    ctrl_c = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    render, parts = render_part, []
+
+    def second_part_meets_ctrl_c(*arguments):
+        parts.append(arguments)
+        if len(parts) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return render(*arguments)
+
+    monkeypatch.setattr("trainer.prepare.render_part", second_part_meets_ctrl_c)
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of pytest-xdist ignores it
     try:
-        ctrl_c.start()
         assert prepare(tmp_path / "long.jsonl", model, tmp_path / "o.safetensors", "--workers", "1") == 130
     finally:
         signal.signal(signal.SIGINT, ignored)
