@@ -14,6 +14,7 @@ from agent.files import number, read_json, write_json
 
 DEFAULT_GRACE_S = 120.0  # for the step in flight and its checkpoint
 PIN = "pin.json"
+STEPS = "train.steps"  # how long a recipe trains
 _ID = re.compile(r"r-(\d{4,})")
 _CHECKPOINT = re.compile(r"step-(\d+)")
 
@@ -147,12 +148,26 @@ def left_behind(roots: Roots, new: str, config_hash: str) -> list[str]:
     """A line when the run before `new` could go on, but is not gone on from: its configuration is another."""
     for run in [each for each in ids(roots) if each != new][:1]:
         record = read_json(os.path.join(folder(roots, run), "run.json")) or {}
-        if record.get("config_hash") not in (None, config_hash) and not has_finished(folder(roots, run)):
-            point = resume_point(roots, run)
-            if point is not None:
-                says = f"{run} stays at step {point['step']}: its configuration is another"
-                return [f"{says} (invoke restart --from {run} goes on with it)"]
+        point = resume_point(roots, run)
+        if point is None or record.get("config_hash") in (None, config_hash):
+            continue
+        if not has_finished(folder(roots, run)):
+            says = f"{run} stays at step {point['step']}: its configuration is another"
+            return [f"{says} (invoke restart --from {run} goes on with it)"]
+        more = _more_steps(record, read_json(os.path.join(folder(roots, new), "run.json")) or {})
+        if more > point["step"]:
+            says = f"{run} has finished at step {point['step']}, this run begins anew"
+            return [f"{says} (invoke restart --from {run} --set train.steps={more:g} trains on)"]
     return []
+
+
+def _more_steps(before: dict[str, Any], record: dict[str, Any]) -> float:
+    """The steps of a run that asks for what the one before it did, but for another number of them; else 0."""
+    mine, theirs = record.get("overrides"), before.get("overrides")
+    if not (isinstance(mine, dict) and isinstance(theirs, dict)):
+        return 0
+    same = {**theirs, STEPS: mine.get(STEPS)} == mine and record.get("recipe") == before.get("recipe")
+    return (number(mine, STEPS) or 0) if same else 0
 
 
 def has_finished(run_dir: str) -> bool:

@@ -25,7 +25,7 @@ from agent import (
     unpack,
 )
 from agent.call import Args, Call, Json, Refusal, Roots
-from agent.files import closed_to_us, read_json, size_words, tail_lines, write_json
+from agent.files import closed_to_us, number, read_json, size_words, tail_lines, write_json
 
 ARGS: Args = {
     "recipe": (str, None, "a name under recipes/, or a YAML file of the container"),
@@ -109,6 +109,7 @@ def prepare(call: Call) -> Plan:
             f"{roots.runs} has {size_words(free)} free, two checkpoints need {size_words(needed)}",
             "remove old checkpoints, or give the container more disk",
         )
+    _refuse_fewer_steps(roots, args["resume"], recipe)
     kernels.check(call, python, release_dir, name, overrides, recipe)
     again = {"limit": args["auto_restart"] or 0, "backoff_s": args["backoff_s"]}
     return Plan(release, release_dir, python, recipe, name, overrides, args["resume"], again)
@@ -150,6 +151,21 @@ def _restarts(args: Json, record: Json) -> Json:
         return {}
     backoff_s = theirs.get("backoff_s") if args["backoff_s"] is None else args["backoff_s"]
     return {"auto_restart": int(theirs["limit"]), "backoff_s": backoff_s}
+
+
+def _refuse_fewer_steps(roots: Roots, resume: str, recipe: Json) -> None:
+    """Before the run that is alive is stopped for it: what was told to be gone on with has more steps."""
+    steps = number(recipe, "steps")
+    if resume in ("auto", "none") or steps is None:
+        return
+    runs.require(roots, resume)
+    point = runs.resume_point(roots, resume)
+    if point is not None and point["step"] > steps:
+        raise Refusal(
+            "usage",
+            f"{resume} stands at step {point['step']}, and train.steps is {steps:g}",
+            f"--set train.steps={2 * int(point['step'])} trains on, --from-scratch begins anew",
+        )
 
 
 def _find_recipe(release_dir: str, name: str | None) -> None:

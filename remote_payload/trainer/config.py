@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import Refusal
-from trainer.recipe_file import build, parse_overrides, read_tree
+from trainer.recipe_file import Tree, build, parse_overrides, read_tree
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,8 @@ class Recipe:
         return self.train.rows_per_step or (named[1] if named else 1)
 
 
-# What may differ between a run and the run that continues it: these change cadence and speed, never the
-# trajectory. `train.steps` is in the hash because the cosine ends there; of the topology only the rows that
-# its drafters make of a step, where train.rows_per_step leaves it to them.
+# These change cadence and speed, never the trajectory. `train.steps` is in the hash because the cosine ends
+# there; of the topology only the rows that its drafters make of a step, without a train.rows_per_step.
 _OUTSIDE_THE_HASH = {
     ("name",),
     ("compile",),
@@ -150,22 +149,47 @@ _OUTSIDE_THE_HASH = {
     ("topology",),
     ("log",),
 }
+# Only the steps to come follow these, so a run that was told which one to go on from may change them: what
+# was learnt, its moments and the order of the rows stay. The seed and the rows of a step make that order.
+_OF_STEPS_TO_COME = {
+    ("train", f.name) for f in dataclasses.fields(TrainConfig) if f.name not in ("seed", "rows_per_step")
+} | {("drafter", "init")}
 
 
 def config_hash(recipe: Recipe) -> str:
     """16 hex digits over everything that changes the training trajectory."""
+    text = json.dumps(_without(recipe, _OUTSIDE_THE_HASH), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+
+def lasting(recipe: Recipe) -> dict[str, Any]:
+    """What a run must share with the checkpoint that it goes on from: `drafter.layers` and the like."""
+    kept = _without(recipe, _OUTSIDE_THE_HASH | _OF_STEPS_TO_COME)
+    sections = {section: values for section, values in kept.items() if isinstance(values, dict)}
+    return {
+        f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()
+    }
+
+
+def _without(recipe: Recipe, left_out: set[tuple[str, ...]]) -> dict[str, Any]:
     def keep(tree: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
         return {
             key: keep(value, (*path, key)) if isinstance(value, dict) else value
             for key, value in tree.items()
-            if (*path, key) not in _OUTSIDE_THE_HASH
+            if (*path, key) not in left_out
         }
 
     kept = keep(dataclasses.asdict(recipe))
     kept["train"]["rows_per_step"] = recipe.rows_per_step
-    text = json.dumps(kept, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return kept
+
+
+def recipe_of(values: dict[str, Any], path: Path) -> Recipe:
+    """The recipe whose values were written down in `path`; what came to the schema since has its default.
+
+    Raises Refusal where they are no recipe's."""
+    loaded: Recipe = build(Recipe, Tree(path, values, {}))
+    return loaded
 
 
 def recipe_path(recipe: str, release_dir: Path) -> Path:

@@ -173,6 +173,24 @@ def test_rollback_switches_back_and_forth_and_refuses_an_edited_release(box):
     assert "there are, newest first" in box.call("rollback", release="zzzzzz").error["hint"]
 
 
+def test_a_start_anew_says_that_the_finished_run_could_be_prolonged(ready):
+    def told(**overrides):
+        answer = ready.start(recipe={"steps": 4, "save_every": 2, **overrides})
+        run = answer.result["run"]
+        ready.wait_for(lambda: (ready.run_dir(run) / "exit.json").exists(), "the run's end")
+        assert answer.result["resume_from"] is None
+        return [note["text"] for note in answer.notes if "trains on" in note["text"]]
+
+    assert told() == []
+    [line] = told(**{"train.steps": 12})
+    assert line == (
+        "r-0001 has finished at step 4, this run begins anew "
+        "(invoke restart --from r-0001 --set train.steps=12 trains on)"
+    )
+    assert told(**{"train.steps": 3}) == []  # it has trained longer than that
+    assert told(**{"train.steps": 12, "train.lr": 1}) == []
+
+
 def test_a_run_can_be_repeated_with_its_release_and_resumed(ready):
     ready.start(recipe={"steps": 4, "save_every": 2}, resume="none", auto_restart=2, backoff_s=0.5)
     ready.wait_for(lambda: (ready.run_dir("r-0001") / "exit.json").exists(), "the first run's end")
@@ -190,6 +208,9 @@ def test_a_run_can_be_repeated_with_its_release_and_resumed(ready):
         "path": str(ready.run_dir("r-0001") / "checkpoints" / "step-000004"),
     }
     ready.wait_for(lambda: (ready.run_dir(again["run"]) / "exit.json").exists(), "the second run's end")
+    refused = ready.call("start", like=again["run"], overrides={"steps": 8}, python=ready.python).error
+    assert (refused["kind"], refused["message"]) == ("usage", "r-0002 stands at step 9, and train.steps is 8")
+    assert "--set train.steps=18 trains on" in refused["hint"]
     wish = {"resume": "none", "release": "current", "auto_restart": 0}
     fresh = ready.call("start", like="r-0001", python=ready.python, **wish).result
     assert fresh["resume_from"] is None

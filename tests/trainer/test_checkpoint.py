@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bench import checkpoint as bench_checkpoint
 from trainer import checkpoint
-from trainer.config import load_recipe
+from trainer.config import config_hash, load_recipe
 from trainer.drafter import Drafter, initialise
 from trainer.errors import Refusal
 from trainer.geometry import resolve
@@ -93,6 +95,37 @@ def test_another_configuration_other_data_and_damage_are_refused_in_one_line(tmp
     with pytest.raises(Refusal, match=r"is damaged .*: resume from another") as refusal:
         checkpoint.load(broken, 1, drafter, optimizer)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "refused"),
+    [
+        ("train.steps=400", ""),
+        ("train.lr=1e-4", ""),
+        ("train.eval_every=7", ""),
+        ("log.tensorboard=true", ""),
+        ("topology.split=2:1", ""),
+        ("train.steps=9", "has 10 steps, this run ends after 9: raise train.steps"),
+        ("train.seed=1", "was made with train.seed 0, this run has 1"),
+        ("train.rows_per_step=2", "was made with train.rows_per_step 1, this run has 2"),
+        ("topology.drafters=2", "was made with train.rows_per_step 1, this run has 2"),
+        ("drafter.layers=3", "was made with drafter.layers 2, this run has 3"),
+        ("data.budget=128", "was made with data.budget 256, this run has 128"),
+    ],
+)
+def test_what_only_the_steps_to_come_follow_may_change(tmp_path, make, tiny_release, override, refused):
+    def config(*overrides: str) -> dict[str, Any]:
+        recipe = load_recipe("tiny", tiny_release, [*overrides, "drafter.layer_types=null"])
+        return {"config_hash": config_hash(recipe), "data_sha256": "bb", "recipe": asdict(recipe)}
+
+    path = checkpoint.save(tmp_path, 10, *make(seed=0, steps=1), config(), keep=2)
+    if refused:
+        with pytest.raises(Refusal, match=refused):
+            checkpoint.check(path, config(override))
+    else:
+        assert checkpoint.check(path, config(override)) == 10
+    with pytest.raises(Refusal, match="was made with data_sha256 bb, this run has cc"):
+        checkpoint.check(path, config("train.steps=400") | {"data_sha256": "cc"})
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero_on_a_cosine(tiny_release):

@@ -37,7 +37,7 @@ class Run:
         processes: int = 1,
     ) -> None:
         self.dir = folder
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         step = resume and json.loads((resume / "complete.json").read_text())["step"]
         order = {
             "release_dir": str(release),
@@ -129,6 +129,37 @@ def test_a_run_killed_at_a_random_step_and_resumed_equals_one_that_was_not_bit_f
     assert sum(loss for _, loss, _ in truth[-5:]) < 0.9 * sum(loss for _, loss, _ in truth[:5])
 
 
+def test_a_finished_run_is_prolonged_on_the_rows_of_one_that_was_longer_from_the_start(
+    tmp_path, tiny_release
+):
+    """At a rate that moves no fp32 weight a step's loss tells its rows and its anchors, bit for bit."""
+    still = {"train.lr": 1e-30}
+    whole = Run(tmp_path / "whole", tiny_release, {**still, "train.steps": 30})
+    assert whole.ended() == 0, whole.log()
+    short = Run(tmp_path / "short", tiny_release, {**still, "train.steps": 20})
+    assert short.ended() == 0, short.log()
+    assert short.state()["phase"] == "finished"
+    assert losses(short) == losses(whole)[:20]
+
+    last = short.checkpoints()[-1]
+    longer = Run(
+        tmp_path / "longer",
+        tiny_release,
+        {**still, "train.steps": 30, "train.checkpoint_every": 7, "train.eval_every": 5},
+        resume=last,
+    )
+    assert longer.ended() == 0, longer.log()
+    assert last.name == "step-000020"
+    assert losses(longer) == losses(whole)[20:]
+    assert [m["tokens"] for m in longer.metrics()] == [m["tokens"] for m in whole.metrics()[20:]]
+    assert [m["lr"] for m in longer.metrics()] == [m["lr"] for m in whole.metrics()[20:]]  # the new cosine
+    assert len({loss for _, loss, _ in losses(whole)}) == 30  # no row like another
+    state = longer.state()
+    assert (state["phase"], state["step"], state["steps"]) == ("finished", 30, 30)
+    moments = [(run.checkpoints()[-1] / "optimizer.safetensors").read_bytes() for run in (whole, longer)]
+    assert moments[0] == moments[1]
+
+
 def test_sigterm_before_the_first_step_stops_without_a_checkpoint(tmp_path, tiny_release):
     run = Run(tmp_path / "run", tiny_release, {})
     run.until(lambda: (run.dir / "state.json").exists())
@@ -204,6 +235,33 @@ def test_a_stop_of_both_processes_ends_both_after_the_same_step(tmp_path, tiny_r
     assert run.state()["last_checkpoint"]["step"] == run.steps()
     lines = (run.dir / "process-1/metrics.jsonl").read_text().splitlines()
     assert len(lines) == run.steps()
+
+
+def test_a_process_that_dies_ends_the_other_with_one_line(tmp_path, tiny_release):
+    overrides = {"train.steps": 100_000, "train.rows_per_step": 2, "topology.split": "1:1"}
+    run = Run(tmp_path / "run", tiny_release, overrides, processes=2)
+    run.until(lambda: run.steps() >= 2)
+    other = json.loads((run.dir / "process-1/state.json").read_text())["pid"]
+    os.kill(other, signal.SIGKILL)
+    assert run.ended() == 1
+    assert "another process of this training is gone" in run.log()
+    assert any("another process of this training is gone" in note for note in run.state()["notes"])
+    for never in ("terminate called", "ThreadFailed", "forcefully exiting"):
+        assert never not in run.log()
+    assert (run.dir / "process-1/train.log").read_text().count("loading target") == 1
+    assert run.log().count("loading target") == 1  # the log has each line once
+
+
+def test_a_process_that_is_refused_at_its_start_leaves_nobody_waiting(tmp_path, tiny_release):
+    """Before they have met: torchrun tells the other to stop, and need not kill it 30 s later."""
+    overrides = {"train.steps": 100_000, "train.rows_per_step": 2, "topology.split": "1:1"}
+    blocked = tmp_path / "run" / "process-1"
+    blocked.parent.mkdir()
+    blocked.write_text("a file where the second process wants its folder")
+    run = Run(tmp_path / "run", tiny_release, overrides, processes=2)
+    assert run.ended() == 1  # torchrun's own, whatever its processes' were
+    assert f"refused: --run-dir {blocked} cannot be written" in run.log()
+    assert "forcefully exiting" not in run.log()
 
 
 def test_a_crash_in_a_thread_is_a_crash_of_the_run_with_its_reason(tmp_path, tiny_release):
