@@ -19,6 +19,7 @@ from trainer import patient_log, tensorboard
 from trainer.config import load_recipe
 from trainer.errors import Refusal
 from trainer.geometry import resolve
+from trainer.leaving import leave
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports a library that could ask a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -103,10 +104,13 @@ def _train(
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         record = RunRecord(run_dir, recipe.train.steps)
+        if place_in_world[0] > 0:  # the run's log would have every line twice; what fails is told there
+            sys.stdout = patient_log.PatientStream(run_dir / "train.log")
     except OSError as error:
         raise Refusal(f"--run-dir {run_dir} cannot be written ({error.strerror})") from None
     try:
         from trainer.session import Session
+        from trainer.world import NotMet, OthersGone
 
         session = Session(
             recipe, release_dir, record, stop, place_in_world, allow_slow_kernels=allow_slow_kernels
@@ -121,6 +125,15 @@ def _train(
         if isinstance(error, Refusal) or isinstance(cause, Refusal):
             record.note(f"refused: {cause or error}")
             raise (cause or error) from None
+        if isinstance(error, NotMet):  # a thread waits for the others still, and cannot be told
+            record.phase("stopped")
+            record.close()
+            leave(0, at_once=True)
+        for gone in (error, cause):
+            if isinstance(gone, OthersGone):
+                record.note(str(gone))
+                print(gone, file=sys.stderr, flush=True)
+                return 1
         traceback.print_exception(error)
         record.note(str(error))
         return 1
@@ -138,4 +151,4 @@ def _place_in_world() -> tuple[int, int]:
 
 if __name__ == "__main__":
     patient_log.install()
-    sys.exit(main())
+    leave(main())

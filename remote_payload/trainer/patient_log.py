@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import io
 import sys
+from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _KEPT_BYTES = 64 * 1024  # of lines that wait for room: ten minutes of steps that take a second
 
 
 class PatientStream(io.TextIOWrapper):
-    """Text to a descriptor, a line at a time. Anything but a full disk raises as usual."""
+    """Text to a descriptor or to the end of a file, a line at a time. Anything but a full disk raises as
+    usual."""
 
-    def __init__(self, descriptor: int) -> None:
-        raw = io.FileIO(descriptor, "wb", closefd=False)
+    def __init__(self, place: int | Path) -> None:
+        raw = io.FileIO(place, "ab") if isinstance(place, Path) else io.FileIO(place, "wb", closefd=False)
         super().__init__(io.BufferedWriter(raw, _KEPT_BYTES), "utf-8", "replace", line_buffering=True)
 
     def write(self, text: str) -> int:

@@ -54,7 +54,7 @@ class Session:
         self.allow_slow_kernels = allow_slow_kernels
         self.geometry: DrafterGeometry = resolve(recipe)
         self.devices: Devices = place(recipe, self.geometry, *place_in_world)
-        self.world = world.join(*place_in_world, self.devices.drafters[0])
+        self.world = world.join(*place_in_world, self.devices.drafters[0], stop)
         self.watch = CompileWatch()
         self._compiles_before = self.watch.snapshot()
         self._steady: deque[StepResult] = deque(maxlen=50)
@@ -120,6 +120,9 @@ class Session:
         if self.devices.drafters[0].type == "cuda":
             check_tiles(recipe.data.budget, recipe.train.anchors * self.geometry.block_size)
 
+        idle = len(self.devices.drafters) * self.world.size - recipe.rows_per_step
+        if idle > 0:
+            self.record.note(f"{idle} drafter(s) idle: train.rows_per_step is {recipe.rows_per_step}")
         self._stage(f"reading conversations {recipe.data.train}")
         tokenizer = load_tokenizer(recipe.target.model)
         self.train = self._corpus(tokenizer, recipe.data.train)

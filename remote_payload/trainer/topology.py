@@ -55,7 +55,9 @@ def place(recipe: Recipe, geometry: DrafterGeometry, process: int = 0, processes
     wanted = targets + drafters
     names = list(topology.devices or ())
     if not names:
-        names = [f"cuda:{i % gpus}" if gpus else "cpu" for i in range(wanted * processes)]
+        share = max(1, gpus // processes)
+        turns = [each * share + i % share for each in range(processes) for i in range(wanted)]
+        names = [f"cuda:{turn % gpus}" if gpus else "cpu" for turn in turns]
     if len(names) != wanted * processes:
         raise Refusal(
             f"topology.devices names {len(names)} devices, {processes} process(es) of {targets}:{drafters} "
@@ -73,6 +75,12 @@ def place(recipe: Recipe, geometry: DrafterGeometry, process: int = 0, processes
     kinds = {device.type for device in devices}
     if len(kinds) > 1:
         raise Refusal(f"topology.devices {names}: name only cpu or only cuda devices")
+    leaders = names[targets::wanted]  # between processes NCCL joins these
+    if kinds == {"cuda"} and len(set(leaders)) < processes:
+        raise Refusal(
+            f"{processes} processes have their first drafters on {' '.join(leaders)}, and NCCL wants a GPU "
+            "for each: name others in topology.devices, or start fewer processes"
+        )
     fast_bf16 = kinds == {"cuda"} or _cpu_multiplies_bf16()
     auto = torch.bfloat16 if fast_bf16 else torch.float32
     dtype = auto if recipe.target.dtype == "auto" else getattr(torch, recipe.target.dtype)

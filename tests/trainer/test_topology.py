@@ -72,6 +72,19 @@ def test_devices_are_named_targets_first_and_process_by_process(tiny_release, mo
     assert str(second) == "1:1 (targets cuda:2; drafters cuda:3)"
 
 
+def test_processes_that_share_two_gpus_have_one_each_and_never_the_same_first_drafter(
+    tiny_release, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    recipe = load_recipe("tiny", tiny_release, ["topology.split=1:1"])
+    both = [str(place(recipe, resolve(recipe), process, processes=2)) for process in range(2)]
+    assert both == ["1:1 (targets cuda:0; drafters cuda:0)", "1:1 (targets cuda:1; drafters cuda:1)"]
+    crossed = ["topology.split=1:1", "topology.devices=[cuda:0, cuda:1, cuda:0, cuda:1]"]
+    recipe = load_recipe("tiny", tiny_release, crossed)
+    with pytest.raises(Refusal, match="first drafters on cuda:1 cuda:1, and NCCL wants a GPU for each"):
+        place(recipe, resolve(recipe), process=0, processes=2)
+
+
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
