@@ -2,13 +2,16 @@
 
     python -m bench.pipeline --config qwen3.5-27b --random-weights --split 1:1 --devices cuda:0,cuda:0
     python -m bench.pipeline --config qwen3.5-27b --random-weights --split 1:1 --devices cuda:0,cuda:1
+    python -m bench.pipeline --config qwen3.5-27b --random-weights --split 2:2     # and of it a 1:1
+    python -m bench.pipeline --config qwen3.5-27b --random-weights --splits        # every split of all cards
     python -m bench.pipeline --varied-steps 500 --races 4
     torchrun --standalone --nproc-per-node 2 -m bench.pipeline --small --rows-per-step 2 --losses
     python -m bench.pipeline --small
 
 The real threads over rows of varied documents: a random-weight target, a real drafter, the real optimizer.
 Efficiency is the pipeline's rate over that of its slower side alone. Where both roles share a card they share
-its time too, so there it is taken of 1 / (1/targets + 1/drafters).
+its time too, so there it is taken of 1 / (1/targets + 1/drafters). bench.pipeline_processes compares one
+process with two.
 """
 
 from __future__ import annotations
@@ -17,24 +20,27 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import json
+import math
 import os
 import sys
 import threading
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from bench import pipeline_race
-from bench.common import clock, concluded, config_folder, machine, matrix_rate, say, section, table
-from bench.pipeline_parts import Ready, Rows, Timed, lateness, small_config
-from bench.random_target import build_random_target, taps, text_config
+from bench import pipeline_race, pipeline_splits, pipeline_trace
+from bench.common import clock, concluded, machine, matrix_rate, say, section, table
+from bench.pipeline_options import parse, recipe_of, text
+from bench.pipeline_parts import Ready, Rows, Timed
+from bench.random_target import build_random_target
 from trainer import balance, compile_watch, fx_threads, islands, world
-from trainer.config import DataConfig, DrafterConfig, Recipe, TargetConfig, TopologyConfig, TrainConfig
-from trainer.geometry import DrafterGeometry, resolve
+from trainer.exchange import checksum
 from trainer.handoff import empty_cache
-from trainer.pipeline import Pipeline
+from trainer.leaving import leave
+from trainer.pipeline import Pipeline, StepResult
 from trainer.replica import Replica
 from trainer.target import SharedHead, Target
 from trainer.topology import Devices, place
@@ -42,18 +48,22 @@ from trainer.work import drafter_flops, target_flops
 
 SETTLE = 2  # steps that fill the channels and do not count
 PROFILED = 2  # steps under the profiler: a row of the 27B target is a thousand kernels
+EFFICIENCY, LATE = 0.95, 0.03  # goals: of the slower side alone; of a stream's time, at most
+SCALING = 0.975  # goal: 1.95 times the rate of a half
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print everything; 0 if all sections ran and all checks held, 1 if not, 2 for a refusal."""
-    options = _parse(argv)
+    options = parse(argv, __doc__.splitlines()[0])
 
     def run() -> list[str]:
         bench = Bench(options)
         with contextlib.nullcontext() if bench.world.leads else contextlib.redirect_stdout(io.StringIO()):
             failures = bench.run()
-        bench.world.close()
-        if failures and not bench.world.leads:
+            bench.keep_results()
+        if not failures:
+            bench.world.close()
+        elif not bench.world.leads:
             print(f"process {bench.world.rank} FAILED: {', '.join(failures)}", file=sys.stderr)
         return failures
 
@@ -65,13 +75,14 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.failures = options, list[str]()
-        self.recipe, self.geometry = _recipe(options)
+        self.recipe, self.geometry = recipe_of(options)
         rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.devices: Devices = place(self.recipe, self.geometry, rank, size)
         self.world = world.join(rank, size, self.devices.drafters[0])
         self.everywhere = list(dict.fromkeys(self.devices.targets + self.devices.drafters))
         self.on_gpu = self.everywhere[0].type == "cuda"
         self.rates: dict[str, float] = {}
+        self.losses: dict[str, list[float]] = {}
         self.ceiling = 0.0
 
     def run(self) -> list[str]:
@@ -84,28 +95,30 @@ class Bench:
         fx_threads.set_dynamo_limits()
         if self.options.varied_steps or self.options.races:
             return self._small_questions()
-        with section("building", self.failures):
-            self._build()
-        if self.failures:
-            return self.failures
-        with section("warm-up", self.failures):
-            self._warm_up()
-        with section("hand-off between cards", self.failures):
-            self._hand_off()
-        with section("targets alone", self.failures):
-            self._targets_alone()
-        with section("drafters alone", self.failures):
-            ready = [Ready(device, self._features(device)) for device in self.devices.drafters]
-            self._pipeline("drafters", ready)
-        with section("pipeline", self.failures):
-            self._pipeline("pipeline", self.targets)
-            self._efficiency()
-        if self.on_gpu:
-            with section("Python's lateness", self.failures):
-                self._lateness()
-        with section("weights", self.failures):
-            self._compare_weights()
+        wanted = [("building", self._build), ("warm-up", self._warm_up), *self._measurements()]
+        for title, measure in wanted:
+            with section(title, self.failures):
+                measure()
+            if self.failures and (self.world.size > 1 or title in ("building", "warm-up")):
+                break  # the other processes wait for this one's sums
         return self.failures
+
+    def _measurements(self) -> list[tuple[str, Callable[[], None]]]:
+        if self.options.splits:
+            return [("every split", lambda: pipeline_splits.try_all(self))]
+        parts = [
+            ("hand-off between cards", self._hand_off),
+            ("targets alone", self._targets_alone),
+            ("drafters alone", self._drafters_alone),
+            ("pipeline", self._whole),
+            ("Python's lateness, copies between cards", self._traced),
+            ("weights", self._compare_weights),
+            ("scaling", self._scaling),  # last: it leaves drafters behind
+        ]
+        left_out = set() if self.on_gpu else {self._traced}
+        if math.gcd(*self.devices.split) == 1 or self.world.size > 1:
+            left_out.add(self._scaling)
+        return [part for part in parts if part[1] not in left_out]
 
     def _small_questions(self) -> list[str]:
         """Those that need many steps or many processes, not size."""
@@ -114,7 +127,7 @@ class Bench:
                 self._build()
                 self._warm_up()
                 before = compile_watch.graphs()
-                self._pipeline("varied", self.targets, steps=self.options.varied_steps)
+                self.measure("varied", self.targets, self.replicas, steps=self.options.varied_steps)
                 made = compile_watch.graphs() - before
                 say(f"{made} recompiles after the warm-up")
                 self._compare_weights()
@@ -126,7 +139,7 @@ class Bench:
         return self.failures
 
     def _build(self) -> None:
-        config, layer_ids = _text(self.options), self.geometry.target_layer_ids
+        config, layer_ids = text(self.options), self.geometry.target_layer_ids
         built: dict[torch.device, tuple[Target, SharedHead]] = {}
         for device in dict.fromkeys(self.devices.targets):
             began = time.perf_counter()
@@ -210,21 +223,36 @@ class Bench:
         seconds = [timer.seconds for timer in timers]
         self.rates["targets"] = self.world.size * sum(self.recipe.data.budget / s for s in seconds)
         say(f"{self.rates['targets']:,.0f} tok/s; a row takes {', '.join(f'{s:.3f}' for s in seconds)} s")
-        flops = target_flops(_text(self.options).to_dict(), self.geometry.target_layer_ids[-1], 1)
+        flops = target_flops(text(self.options).to_dict(), self.geometry.target_layer_ids[-1], 1)
         self._print_rate(self.rates["targets"] * flops, self.devices.targets)
 
-    def _pipeline(
-        self, name: str, targets: list[Any], steps: int | None = None, settle: int = SETTLE
-    ) -> None:
-        """Runs the real threads; tok/s of padded rows, so that it compares with the sides alone."""
-        steps = settle + (steps or self.options.steps)
-        results = []
-        recipe = dataclasses.replace(self.recipe, train=dataclasses.replace(self.recipe.train, steps=steps))
+    def _drafters_alone(self) -> None:
+        ready = [Ready(device, self._features(device)) for device in self.devices.drafters]
+        self.measure("drafters", ready, self.replicas)
+        flops = drafter_flops(self.geometry, self.recipe.data.budget, self.recipe.train.anchors)
+        self._print_rate(self.rates["drafters"] / self.recipe.data.budget * flops, self.devices.drafters)
+
+    def measure(
+        self,
+        name: str,
+        targets: list[Any],
+        replicas: list[Replica],
+        *,
+        rows: int | None = None,
+        steps: int | None = None,
+        settle: int = SETTLE,
+    ) -> StepResult:
+        """Runs the real threads of these parts, `rows` rows a step; the last step's result. tok/s of padded
+        rows, so that it compares with the sides alone."""
+        steps, rows = settle + (steps or self.options.steps), rows or self.recipe.rows_per_step
+        train = dataclasses.replace(self.recipe.train, steps=steps, rows_per_step=rows)
+        recipe = dataclasses.replace(self.recipe, train=train)
+        results: list[StepResult] = []
         pipeline = Pipeline(
             recipe,
             self.rows,
             targets,
-            self.replicas,
+            replicas,
             start_step=0,
             stop=threading.Event(),
             on_step=results.append,
@@ -239,10 +267,11 @@ class Bench:
         self._wait()
         steady = results[settle:]
         seconds = sum(result.step_s for result in steady)
-        self.rates[name] = len(steady) * recipe.rows_per_step * recipe.data.budget / seconds
-        last = steady[-1]
+        self.rates[name] = len(steady) * rows * recipe.data.budget / seconds
+        self.losses[name] = [result.loss for result in results]
+        last, recompiles = steady[-1], compile_watch.graphs() - before
         say(f"{self.rates[name]:,.0f} tok/s; a step takes {seconds / len(steady):.3f} s")
-        say(f"gradients meet by: {pipeline.means}; {compile_watch.graphs() - before} recompiles")
+        say(f"gradients meet by: {pipeline.means}; {recompiles} recompiles after step 1 (goal 0)")
         say("busy: " + ", ".join(f"{thread} {share:.1%}" for thread, share in last.busy.items()))
         if last.costs is not None:
             c = last.costs
@@ -250,20 +279,19 @@ class Bench:
                 f"row: target {c.target_row:.3f} s, drafter {c.drafter_row:.3f} s; "
                 f"exchange and optimizer {c.drafter_step * 1e3:.1f} ms a step"
             )
-        if name == "drafters":
-            flops = drafter_flops(self.geometry, recipe.data.budget, recipe.train.anchors)
-            self._print_rate(self.rates[name] / recipe.data.budget * flops, self.devices.drafters)
-        else:
-            found = balance.judge(
-                self.devices.split, last.busy, last.costs, recipe.rows_per_step, apart=self.devices.apart
-            )
-            say(f"status would say: {found}")
-        shown = results if self.options.losses else (results[0], last)
-        say(f"loss {' '.join(f'{result.loss:.6f}' for result in shown)}")
+        shown = self.losses[name] if self.options.losses else (results[0].loss, last.loss)
+        say(f"loss {' '.join(f'{loss:.6f}' for loss in shown)}")
         self._print_memory()
+        return last
 
-    def _efficiency(self) -> None:
-        targets, drafters = self.rates["targets"], self.rates["drafters"]
+    def _whole(self) -> None:
+        last = self.measure("pipeline", self.targets, self.replicas)
+        rows = self.recipe.rows_per_step
+        found = balance.judge(self.devices.split, last.busy, last.costs, rows, apart=self.devices.apart)
+        say(f"status would say: {found}")
+        targets, drafters = (self.rates.get(side) for side in ("targets", "drafters"))
+        if targets is None or drafters is None:
+            raise AssertionError("no efficiency: a side alone was not measured")
         if self.devices.apart:
             bound, of = min(targets, drafters), "min(targets alone, drafters alone)"
         else:
@@ -272,12 +300,25 @@ class Bench:
             ("", "tok/s"),
             [(name, f"{rate:,.0f}") for name, rate in (*self.rates.items(), ("bound", bound))],
         )
-        say(f"efficiency {self.rates['pipeline'] / bound:.1%} of {of}")
+        reached = self.rates["pipeline"] / bound
+        say(f"efficiency {reached:.1%} of {of}; {_goal('≥', EFFICIENCY, reached >= EFFICIENCY)}")
 
-    def _lateness(self) -> None:
-        found = lateness(
-            lambda: self._pipeline("profiled", self.targets, PROFILED, settle=1), self.options.trace
-        )
+    def _scaling(self) -> None:
+        """The same parts, fewer of them: 2:2 against the 1:1 of its first target and first drafter."""
+        times = math.gcd(*self.devices.split)
+        targets, drafters = (side // times for side in self.devices.split)
+        rows = max(1, self.recipe.rows_per_step // times)
+        self.measure("part", self.targets[:targets], self.replicas[:drafters], rows=rows)
+        reached, goal = self.rates["pipeline"] / self.rates["part"], SCALING * times
+        whole = f"{targets}:{drafters} -> {self.devices.split[0]}:{self.devices.split[1]}"
+        say(f"scaling {whole}: {reached:.3f} x; goal ≥ {goal:.2f} x: {_held(reached >= goal)}")
+
+    def _traced(self) -> None:
+        def run() -> None:
+            self.measure("profiled", self.targets, self.replicas, steps=PROFILED, settle=1)
+
+        events = pipeline_trace.profiled(run, self.options.trace)
+        found = pipeline_trace.streams(events)
         table(
             ("stream", "kernels", "busy", "launched late", "other gaps"),
             [
@@ -285,8 +326,14 @@ class Bench:
                 for s in found
             ],
         )
+        worst = max((s.late for s in found), default=0.0)
         say("launched late: the stream had nothing queued because the launch came after its last kernel had")
         say("ended, in gaps under 20 ms; a longer one is a wait for the other side and among the other gaps")
+        say(f"launched late at most {worst:.2%}; {_goal('≤', LATE, worst <= LATE)}")
+        for c in pipeline_trace.crossings(events):
+            rate = c.size / c.seconds / 1e9
+            say(f"{c.way}: {c.copies} copies at {rate:,.0f} GB/s take {c.share:.2%} of the time; there ran")
+            say(f"kernels on the source in {c.beside_source:.1%} of it, on the drain in {c.beside_drain:.1%}")
 
     def _compare_weights(self) -> None:
         first, *others = [replica.storage.weights for replica in self.replicas]
@@ -295,11 +342,15 @@ class Bench:
                 raise AssertionError(f"drafter {rank} differs from drafter 0")
         if not bool(first.isfinite().all()):
             raise AssertionError("weights are not finite")
-        say(
-            f"{len(self.replicas)} drafter(s), bit-identical"
-            if others
-            else "one drafter; its weights are finite"
-        )
+        if len(set(self.world.spread(checksum(first)).tolist())) > 1:
+            raise AssertionError("the processes' weights differ")
+        drafters = len(self.replicas) * self.world.size
+        say(f"{drafters} drafters, bit-identical" if drafters > 1 else "one drafter; its weights are finite")
+
+    def keep_results(self) -> None:
+        if self.options.results is not None and self.world.leads:
+            told = {"rates": self.rates, "losses": self.losses}
+            self.options.results.write_text(json.dumps(told), encoding="utf-8")
 
     def _print_rate(self, flops_a_second: float, devices: tuple[torch.device, ...]) -> None:
         if not self.on_gpu:
@@ -320,65 +371,13 @@ class Bench:
                 torch.cuda.synchronize(device)
 
 
-def _text(options: argparse.Namespace) -> Any:
-    return text_config(Path(config_folder(options.config)))
+def _held(reached: bool) -> str:
+    return "held" if reached else "MISSED"
 
 
-def _recipe(options: argparse.Namespace) -> tuple[Recipe, DrafterGeometry]:
-    """A recipe of the options; the drafter's geometry follows from the target's configuration."""
-    config = _text(options)
-    depth = config.num_hidden_layers
-    small = {"heads": 4, "kv_heads": 2, "head_dim": 64, "layers": 2, "mask_token_id": 7}
-    recipe = Recipe(
-        name="bench",
-        target=TargetConfig(
-            model=str(config_folder(options.config)),
-            layer_ids=taps(config, options.layers or (depth if depth <= 12 else None)),
-            precision=options.precision,
-        ),
-        data=DataConfig("", "", budget=options.budget, max_document=options.budget),
-        drafter=DrafterConfig(**(small if config.vocab_size < 100_000 else {})),
-        train=TrainConfig(steps=10_000, anchors=options.anchors, rows_per_step=options.rows_per_step),
-        topology=TopologyConfig(split=options.split, devices=options.devices),
-    )
-    return recipe, resolve(recipe)
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default="qwen3.5-27b", help="under bench/configs, or a model folder")
-    parser.add_argument("--random-weights", action="store_true", help="needed: weights are not read here")
-    parser.add_argument("--layers", type=int, help="only the target's first so many")
-    parser.add_argument("--split", default="1:1", help="targets:drafters (1:1)")
-    parser.add_argument("--devices", type=lambda text: tuple(text.split(",")), help="targets' first")
-    parser.add_argument("--rows-per-step", type=int, help="default: one for each drafter")
-    parser.add_argument("--budget", type=int, default=49152, help="tokens a row")
-    parser.add_argument("--anchors", type=int, default=512, help="blocks a row")
-    parser.add_argument("--documents", type=int, default=12, help="about so many a row, of varied lengths")
-    parser.add_argument("--steps", type=int, default=4, help="timed steps, after two that settle")
-    parser.add_argument("--precision", choices=("bf16", "fp8"), help="of the target's products")
-    parser.add_argument("--losses", action="store_true", help="print that of every step, to compare splits")
-    parser.add_argument("--trace", type=Path, help="keep the profiler's Chrome trace there")
-    parser.add_argument("--no-fix", action="store_true", help="leave torch's tracing flag as it is")
-    parser.add_argument(
-        "--varied-steps", type=int, default=0, help="as many steps of a small target, none compiling"
-    )
-    parser.add_argument(
-        "--races",
-        type=int,
-        default=0,
-        help="as many starts without a warm-up, with the fix and without",
-    )
-    parser.add_argument("--small", action="store_true", help="every part of it, for a CPU's smoke test")
-    options = parser.parse_args(argv)
-    if options.small or options.varied_steps or options.races:
-        small_config(options)
-    elif not options.random_weights:
-        parser.error("say --random-weights: this measures speed, no trained weights are read")
-    if not Path(config_folder(options.config), "config.json").is_file():
-        parser.error(f"--config {options.config}: no config.json in {config_folder(options.config)}")
-    return options
+def _goal(sign: str, share: float, reached: bool) -> str:
+    return f"goal {sign} {share:.0%}: {_held(reached)}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench import pipeline, pipeline_race
-from bench.pipeline_parts import Rows, streams
+from bench import pipeline, pipeline_processes, pipeline_race
+from bench.pipeline_parts import Rows
+from bench.pipeline_splits import Tried, misled
+from bench.pipeline_trace import crossings, streams
 from trainer import compile_watch
 from trainer.anchors import allowed_anchors
 
@@ -19,12 +21,42 @@ def test_every_section_runs_small(capsys, arguments):
         "targets alone",
         "drafters alone",
         "efficiency",
+        "goal ≥ 95%",
+        "recompiles after step 1 (goal 0)",
         "status would say",
         "loss",
         "all sections ran",
     ):
         assert said in out
     assert "FAILED" not in out
+    halved = "2:2" in arguments
+    assert ("scaling 1:1 -> 2:2" in out and "goal ≥ 1.95 x" in out) is halved
+
+
+def test_every_split_of_three_devices_is_tried_and_the_advice_held_against_it(capsys):
+    assert pipeline.main(["--small", "--splits", "--steps", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "-- 1:2" in out and "-- 2:1" in out
+    assert "goal: the advice leads to the best split found by trying" in out
+
+
+def test_an_advice_misleads_that_ends_well_below_the_best_split():
+    best, near, far = (1, 3), (2, 2), (3, 1)
+    assert misled([Tried(best, 100, None), Tried(near, 98, None), Tried(far, 50, near)]) == []
+    assert misled([Tried(best, 100, near), Tried(near, 90, None), Tried(far, 50, best)]) == ["1:3", "2:2"]
+    assert misled([Tried(best, 100, (4, 0)), Tried(far, 50, best)]) == ["1:3"]  # to one that was not tried
+
+
+def test_two_processes_get_the_devices_of_one_and_walk_its_losses(capsys):
+    four = pipeline_processes.shared_out(["t0", "t1", "d0", "d1"])
+    assert four == ["t0", "d0", "t1", "d1"]
+    eight = pipeline_processes.shared_out(["t0", "t1", "t2", "t3", "d0", "d1", "d2", "d3"])
+    assert eight == ["t0", "t1", "d0", "d1", "t2", "t3", "d2", "d3"]
+    code = pipeline_processes.main(["--devices", "cpu,cpu,cpu,cpu", "--steps", "4"])
+    out = capsys.readouterr().out
+    assert code == 0, out
+    assert out.count("2 drafters, bit-identical") == 2
+    assert "losses differ by" in out
 
 
 @pytest.mark.gpu
@@ -76,3 +108,31 @@ def test_a_gap_is_late_only_as_far_as_its_launch_was():
     assert found.busy == pytest.approx(310 / span)
     assert found.late == pytest.approx(45 / span)
     assert streams(events, at_least=5) == []
+
+
+def copy(ts: float, dur: float, source: int, drain: int, size: int) -> dict:
+    places = {"fromDevice": source, "inDevice": source, "toDevice": drain, "stream": 20, "bytes": size}
+    return {
+        "cat": "gpu_memcpy",
+        "name": "Memcpy PtoP (Device -> Device)",
+        "ts": ts,
+        "dur": dur,
+        "args": places,
+    }
+
+
+def test_a_copy_between_cards_is_hidden_as_far_as_kernels_run_beside_it():
+    def on(device: int, ts: float, dur: float, name: str = "gemm") -> dict:
+        return {"cat": "kernel", "name": name, "ts": ts, "dur": dur, "args": {"device": device, "stream": 7}}
+
+    events = [on(0, 0, 150), on(0, 140, 20), on(1, 180, 20), on(1, 0, 1000, "ncclDevKernel_AllReduce")]
+    events += [copy(100, 100, 0, 1, 8 << 20), copy(0, 10, 0, 1, 4), {"ph": "M", "name": "process_name"}]
+    (found,) = crossings(events)
+    assert (found.way, found.copies, found.size) == ("cuda:0 -> cuda:1", 1, 8 << 20)
+    assert found.seconds == pytest.approx(100e-6)
+    assert found.beside_source == pytest.approx(0.6)  # from 100 to 160
+    assert found.beside_drain == pytest.approx(0.2)  # NCCL's kernel waits rather than works
+    assert found.share == pytest.approx(0.1)
+    assert crossings([on(0, 0, 10)]) == []
+    (stream,) = streams([copy(0, 10, 1, 0, 1), copy(20, 10, 1, 0, 1)], at_least=2)
+    assert stream.name == "cuda:1 stream 20"
