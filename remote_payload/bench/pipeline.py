@@ -38,7 +38,7 @@ from bench.pipeline_parts import Ready, Rows, Timed
 from bench.random_target import build_random_target
 from trainer import balance, compile_watch, fx_threads, islands, world
 from trainer.exchange import checksum
-from trainer.handoff import empty_cache
+from trainer.handoff import empty_cache, on_device
 from trainer.leaving import leave
 from trainer.pipeline import Pipeline, StepResult
 from trainer.replica import Replica
@@ -57,14 +57,14 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv, __doc__.splitlines()[0])
 
     def run() -> list[str]:
-        bench = Bench(options)
-        with contextlib.nullcontext() if bench.world.leads else contextlib.redirect_stdout(io.StringIO()):
+        bench, aside = Bench(options), io.StringIO()
+        with contextlib.nullcontext() if bench.world.leads else contextlib.redirect_stdout(aside):
             failures = bench.run()
             bench.keep_results()
         if not failures:
             bench.world.close()
-        elif not bench.world.leads:
-            print(f"process {bench.world.rank} FAILED: {', '.join(failures)}", file=sys.stderr)
+        elif not bench.world.leads:  # what it kept to itself until now
+            print(f"process {bench.world.rank} FAILED:\n{aside.getvalue()}", file=sys.stderr)
         return failures
 
     return concluded(run)
@@ -177,7 +177,8 @@ class Bench:
             began, before = time.perf_counter(), compile_watch.graphs()
             if isinstance(part, Replica):
                 part.drafter.islands = islands.compiled(part.device)
-            part.warm_up(row)
+            with on_device(part.device):
+                part.warm_up(row)
             empty_cache(part.device)
             made = compile_watch.graphs() - before
             say(f"{type(part).__name__} on {part.device}: {made} graphs, {time.perf_counter() - began:.1f} s")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trainer.data import Row
+
+
+def on_device(device: torch.device) -> AbstractContextManager[None]:
+    """`device` is the current one, as it is in a role's thread: compilers and hand-made kernels may look."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from trainer.errors import Refusal
 from trainer.export import export
 from trainer.finding import FAIL
 from trainer.geometry import DrafterGeometry, resolve
-from trainer.handoff import empty_cache
+from trainer.handoff import empty_cache, on_device
 from trainer.masks import check_tiles
 from trainer.pipeline import Pipeline, StepResult
 from trainer.record import RunRecord
@@ -239,7 +239,8 @@ class Session:
                 self._stage(f"{number} of {len(parts)}: {role} on {part.device}", "warming-up")
                 if isinstance(part, Replica):
                     part.drafter.islands = islands.compiled(device)
-                part.warm_up(row)
+                with on_device(part.device):
+                    part.warm_up(row)
                 empty_cache(part.device)
             seen = self.watch.snapshot()
             print(f"  {seen['count']} compile(s) in {seen['seconds']:.1f} s", flush=True)
