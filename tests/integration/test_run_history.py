@@ -80,3 +80,16 @@ def test_pins_prune_and_rollback_speak_their_schema_too(two_runs) -> None:
     assert two_runs.ask("runs.show", "r-0001")["seen_at"] is not None
     planned = json.loads(two_runs.invoke("-R", "plot", "r-0001", "--json"))
     jsonschema.validate(planned, json.loads((ROOT / "docs/schema/plot.json").read_text("utf-8")))
+
+
+def test_a_finished_run_is_prolonged(two_runs) -> None:
+    fewer = two_runs.ask("restart", "--from", "r-0002", "--set=train.steps=5", code=1)["error"]
+    assert fewer["message"] == "r-0002 stands at step 6, and train.steps is 5"
+    longer = two_runs.ask("restart", "--from", "r-0002", "--set=train.steps=9", "--auto-restart=2")["start"]
+    assert (longer["resume_from"]["run"], longer["resume_from"]["step"]) == ("r-0002", 6)
+    seen = two_runs.ask("watch", "--every", "0.5")
+    assert (seen["verdict"], seen["run"]) == ("finished", longer["run"])
+    assert two_runs.ask("runs", "--limit", "1")["runs"][0]["step"] == 9
+    again = two_runs.invoke("restart", "--from", longer["run"], "--set=train.steps=100000")
+    assert f"from {longer['run']} step 9" in again and "tried again 2 times at most" in again
+    two_runs.invoke("abort")
