@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from controller import cli, sandbox, tasks
 from controller import embedded as embedded_box
-from controller.errors import Usage
+from controller import sandbox
 from controller.execution import execute
 from controller.inventory import Box
 
@@ -102,17 +101,6 @@ def test_an_option_that_lacks_its_value_is_not_one_that_was_left_out(invoke: Inv
     done = invoke(*words.split())
     assert done.returncode == 1
     assert "wants a value" in done.stderr + done.stdout
-
-
-def test_every_option_that_may_be_repeated_is_looked_at() -> None:
-    made = [tasks.namespace[name] for name in tasks.namespace.task_names]
-    names = {f"--{each.rstrip('_')}" for task in made for each in task.iterable}
-    assert {"--box", "--set", "--source", "--arg"} <= names
-    for name in names:
-        with pytest.raises(Usage, match=f"{name} wants a value") as caught:
-            cli._complete(["task", name, "--word"])
-        assert f"{name}=--word" in caught.value.hint
-    cli._complete(["exec", "ls", "--", "--arg", "--word"])
 
 
 def test_dry_runs_touch_nothing(invoke: Invoke, environment: dict[str, str], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from controller import (
     abort,
     attach,
+    cli,
     deploy,
     doctor,
     env_build,
@@ -34,6 +35,7 @@ from controller import (
     runs_prune,
     runs_show,
     status,
+    tasks,
     unlock,
     wait,
     watch,
@@ -190,3 +192,14 @@ def test_nothing_to_execute_is_said_before_anything_is_sent() -> None:
         execution.plan(LAB, command="echo 'x")
     with pytest.raises(Usage, match="NUL"):
         execution.plan(LAB, command="echo", more=["\0"])
+
+
+def test_every_option_that_may_be_repeated_is_looked_at() -> None:
+    made = [tasks.namespace[name] for name in tasks.namespace.task_names]
+    names = {f"--{each.rstrip('_')}" for task in made for each in task.iterable}
+    assert {"--box", "--set", "--source", "--arg"} <= names
+    for name in names:
+        with pytest.raises(Usage, match=f"{name} wants a value") as caught:
+            cli._complete(["task", name, "--word"])
+        assert f"{name}=--word" in caught.value.hint
+    cli._complete(["exec", "ls", "--", "--arg", "--word"])
