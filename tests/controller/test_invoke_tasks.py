@@ -171,9 +171,7 @@ def test_exec_passes_exact_arguments_outputs_and_code(invoke: Invoke, embedded: 
     assert (done.stdout, done.stderr, done.returncode) == ("-x $HOME é", "err\n", 9)
 
 
-def test_exec_takes_what_stands_behind_two_dashes_word_by_word(
-    invoke: Invoke, embedded: sandbox.Endpoint
-) -> None:
+def test_exec_takes_the_words_behind_two_dashes(invoke: Invoke, embedded: sandbox.Endpoint) -> None:
     words = ["--box", "a  b", "", "--", "$HOME", "-L"]
     done = invoke("exec", "printf", "--arg=%s|", "--", *words)
     assert (done.stdout, done.returncode) == ("".join(f"{word}|" for word in words), 0), done.stderr
