@@ -318,7 +318,7 @@ class Bench:
         def run() -> None:
             self.measure("profiled", self.targets, self.replicas, steps=PROFILED, settle=1)
 
-        events = pipeline_trace.profiled(run, self.options.trace)
+        events = pipeline_trace.profiled(run, self.options.trace if self.world.leads else None)
         found = pipeline_trace.streams(events)
         table(
             ("stream", "kernels", "busy", "launched late", "other gaps"),
@@ -331,7 +331,10 @@ class Bench:
         say("launched late: the stream had nothing queued because the launch came after its last kernel had")
         say("ended, in gaps under 20 ms; a longer one is a wait for the other side and among the other gaps")
         say(f"launched late at most {worst:.2%}; {_goal('≤', LATE, worst <= LATE)}")
-        for c in pipeline_trace.crossings(events):
+        crossings = pipeline_trace.crossings(events)
+        if not crossings:
+            say("no copies between cards in the trace")
+        for c in crossings:
             rate = c.size / c.seconds / 1e9
             say(f"{c.way}: {c.copies} copies at {rate:,.0f} GB/s take {c.share:.2%} of the time; there ran")
             say(f"kernels on the source in {c.beside_source:.1%} of it, on the drain in {c.beside_drain:.1%}")

@@ -68,7 +68,7 @@ def parse(argv: list[str] | None, description: str) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="every part of it, for a CPU's smoke test")
     options = parser.parse_args(argv)
     if options.splits:
-        _both_roles(options)
+        _both_roles(options, parser)
     if options.small or options.varied_steps or options.races:
         _small(options)
     elif not options.random_weights:
@@ -88,12 +88,14 @@ def _small(options: argparse.Namespace) -> None:
     options.steps = min(options.steps, 5)
 
 
-def _both_roles(options: argparse.Namespace) -> None:
+def _both_roles(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """A target on every device but the last, a drafter on every one but the first, so that each split of
     them finds its parts there; as many rows a step in all of them."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     devices = options.devices or tuple(gpus) or ("cpu",) * 3
     most = len(devices) - 1
+    if most < 1:
+        parser.error("--splits: one device has no other split; name more with --devices")
     options.devices = devices[:-1] + devices[1:]
     options.split = f"{most}:{most}"
     options.rows_per_step = options.rows_per_step or most

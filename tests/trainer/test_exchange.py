@@ -19,6 +19,7 @@ from trainer.clock import EXCHANGE, ROW, Clock
 from trainer.exchange import Exchange, checksum
 from trainer.handoff import Inbox, own_stream, send
 from trainer.readout import Readout
+from trainer.world import World
 
 CPU = torch.device("cpu")
 PAYLOAD = Path(__file__).resolve().parents[2] / "remote_payload"
@@ -114,6 +115,41 @@ def test_features_arrive_whole_while_both_sides_go_on(source):
             found.append(Readout(features.sum(dtype=torch.float64)))
             inbox.release()
     assert [value for readout in found for value in readout.values()] == [n * 512 * 1024 for n in range(8)]
+
+
+def test_two_drafters_of_two_processes_each_meet_by_nccl_then_between_the_leaders(monkeypatch):
+    """The order of the three steps and who brings what; NCCL itself stands in, for it needs four GPUs."""
+    calls = []
+
+    def reduce(tensors, streams):
+        calls.append("reduce")
+        tensors[0].add_(tensors[1])
+        tensors[1].fill_(float("nan"))  # NCCL leaves there what it likes
+
+    def broadcast(tensors, streams):
+        calls.append("broadcast")
+        tensors[1].copy_(tensors[0])
+
+    class OtherProcess(World):
+        def add(self, tensor: torch.Tensor) -> None:
+            calls.append("add")
+            tensor.add_(100.0)
+
+        def any(self, mine: bool) -> bool:
+            return mine
+
+    monkeypatch.setattr(torch.cuda.nccl, "reduce", reduce)
+    monkeypatch.setattr(torch.cuda.nccl, "broadcast", broadcast)
+    exchange = Exchange([CPU, CPU], OtherProcess(rank=0, size=2))
+    exchange.means = "nccl"
+    mine = [[torch.full((3,), float(rank + 1)), torch.ones(1)] for rank in range(2)]
+    threads = [threading.Thread(target=exchange.reduce, args=(rank, mine[rank])) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert calls == ["reduce", "add", "broadcast"] * 2
+    assert [[t.tolist() for t in tensors] for tensors in mine] == [[[103.0] * 3, [102.0]]] * 2
 
 
 def test_an_abort_wakes_whoever_waits():
