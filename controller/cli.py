@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import itertools
 import json
 import os
 import sys
@@ -16,11 +15,10 @@ from typing import Any, NoReturn
 
 from invoke.exceptions import Exit
 
-from controller import errors, inventory, many, plan, render
+from controller import errors, inventory, many, plan, render, typed
 from controller.console import Console, open_closed_streams
 from controller.errors import ConnectionLost, Detached, PctrunError, Usage
 from controller.inventory import Box
-from controller.options import REPEATABLE
 from controller.outcome import Outcome
 
 SCHEMA = 1
@@ -58,7 +56,7 @@ def operate(
     """
 
     def work() -> int:
-        _complete(sys.argv)
+        typed.check(sys.argv)
         options.update({name: _number(int, name, text) for name, text in (whole or {}).items()})
         options.update({name: _number(float, name, text) for name, text in (seconds or {}).items()})
         chosen = inventory.load().pick(boxes, every=every)
@@ -86,22 +84,6 @@ def operate(
         return _report(task, chosen, results, as_json=as_json)
 
     _finish(work, task, as_json=as_json)
-
-
-def _complete(words: Sequence[str]) -> None:
-    """To Invoke a repeatable option that lacks its value was not given: `abort --box $EMPTY` would act on the
-    default box."""
-    for word, follows in itertools.pairwise([*words, "--"]):
-        if word == "--":
-            return
-        if word in REPEATABLE and follows.startswith("--"):
-            meant = "" if follows == "--" else f" (if {follows} is the value: {word}={follows})"
-            raise Usage(f"{word} wants a value", f"is a variable of your shell empty?{meant}")
-
-
-def after_dashes() -> list[str]:
-    """What was typed behind a `--`, word by word: Invoke has it as one text."""
-    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
 def _dial_ahead(box: Box) -> None:

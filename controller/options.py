@@ -11,8 +11,9 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
+from controller import typed
+
 Body = Callable[..., None]
-REPEATABLE: set[str] = set()  # options of any task that may be given more than once, as they are typed
 
 JSON: dict[str, Any] = {"json": "print one JSON document on stdout"}
 SLOW: dict[str, Any] = {"allow_slow_kernels": "go on although only reference kernels are there"}
@@ -58,7 +59,7 @@ def plain_task(
 
     Short flags are off: a parameter that begins with h would take -h away from --help.
     """
-    REPEATABLE.update(f"--{each.rstrip('_').replace('_', '-')}" for each in iterable)
+    typed.may_repeat(iterable)
     made: Callable[[Body], Body] = task(
         name=name or None,
         iterable=iterable,

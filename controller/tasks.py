@@ -6,6 +6,7 @@ from typing import Any
 
 from invoke.collection import Collection
 
+from controller import typed
 from controller.options import RUN, SLOW, On, box_task, cli, named
 from controller.tasks_grouped import env, runs, sandbox
 
@@ -97,7 +98,7 @@ def exec_(
     """Run one command: exec 'nvidia-smi -L', exec ls -- -l."""
     options = {
         "command": command or "",
-        "more": [*arg, *cli().after_dashes()],
+        "more": [*arg, *typed.after_dashes()],
         "with_stdin": stdin,
         "cwd": cwd,
     }

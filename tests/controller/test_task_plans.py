@@ -12,7 +12,6 @@ import pytest
 from controller import (
     abort,
     attach,
-    cli,
     deploy,
     doctor,
     env_build,
@@ -36,6 +35,7 @@ from controller import (
     runs_show,
     status,
     tasks,
+    typed,
     unlock,
     wait,
     watch,
@@ -200,6 +200,6 @@ def test_every_option_that_may_be_repeated_is_looked_at() -> None:
     assert {"--box", "--set", "--source", "--arg"} <= names
     for name in names:
         with pytest.raises(Usage, match=f"{name} wants a value") as caught:
-            cli._complete(["task", name, "--word"])
+            typed.check(["task", name, "--word"])
         assert f"{name}=--word" in caught.value.hint
-    cli._complete(["exec", "ls", "--", "--arg", "--word"])
+    typed.check(["exec", "ls", "--", "--arg", "--word"])

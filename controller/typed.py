@@ -1,0 +1,32 @@
+"""What was typed, where Invoke passes it on changed: the words themselves decide."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Sequence
+
+from controller.errors import Usage
+
+_repeatable: set[str] = set()
+
+
+def may_repeat(parameters: Iterable[str]) -> None:
+    """These parameters of a task are options that may be given more than once."""
+    _repeatable.update(f"--{each.rstrip('_').replace('_', '-')}" for each in parameters)
+
+
+def check(words: Sequence[str]) -> None:
+    """To Invoke a repeatable option that lacks its value was not given: `abort --box $EMPTY` would act on the
+    default box. Raises Usage."""
+    for word, follows in itertools.pairwise([*words, "--"]):
+        if word == "--":
+            return
+        if word in _repeatable and follows.startswith("--"):
+            meant = "" if follows == "--" else f" (if {follows} is the value: {word}={follows})"
+            raise Usage(f"{word} wants a value", f"is a variable of your shell empty?{meant}")
+
+
+def after_dashes() -> list[str]:
+    """What was typed behind a `--`, word by word: Invoke has it as one text."""
+    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
