@@ -7,6 +7,7 @@ Without torchrun there is one process and none of this costs anything.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor
 
 PATIENCE = timedelta(minutes=30)  # the others wait that long while process 0 evaluates or saves
 ARRIVAL = timedelta(minutes=5)  # they are started together, and meet when Python has imported torch
+STOPPED_S = 5.0  # how long who is to stop waits for the others still: together they can agree on it
 
 
 class OthersGone(Exception):
@@ -25,7 +27,7 @@ class OthersGone(Exception):
 
 
 class NotMet(Exception):
-    """A stop was asked for before the others came."""
+    """A stop was asked for, and the others do not come."""
 
 
 @contextmanager
@@ -95,7 +97,7 @@ ALONE = World()
 
 def join(rank: int, size: int, device: torch.device, stop: threading.Event | None = None) -> World:
     """Meet the other processes; `device` is this process's first drafter's. Raises OthersGone, and NotMet
-    where `stop` is set meanwhile."""
+    where `stop` is set and they do not come."""
     if size == 1:
         return ALONE
     _meet(stop or threading.Event())
@@ -122,9 +124,12 @@ def _meet(stop: threading.Event) -> None:
 
     thread = threading.Thread(target=meet, name="meeting", daemon=True)
     thread.start()
+    asked_at: float | None = None
     while thread.is_alive():
         thread.join(0.1)
         if stop.is_set():
-            raise NotMet
+            asked_at = asked_at or time.monotonic()
+            if time.monotonic() - asked_at > STOPPED_S:
+                raise NotMet
     if failure:
         raise failure[0]

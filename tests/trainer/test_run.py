@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,9 +36,10 @@ class Run:
         overrides: dict[str, Any],
         resume: Path | None = None,
         processes: int = 1,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.dir = folder
-        folder.mkdir(exist_ok=True)
+        folder.mkdir()
         step = resume and json.loads((resume / "complete.json").read_text())["step"]
         order = {
             "release_dir": str(release),
@@ -52,7 +54,7 @@ class Run:
         self.process = subprocess.Popen(
             [sys.executable, *launcher, "-m", "trainer", "--run-dir", str(folder)],
             cwd=PAYLOAD,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
@@ -252,16 +254,18 @@ def test_a_process_that_dies_ends_the_other_with_one_line(tmp_path, tiny_release
     assert run.log().count("loading target") == 1  # the log has each line once
 
 
-def test_a_process_that_is_refused_at_its_start_leaves_nobody_waiting(tmp_path, tiny_release):
-    """Before they have met: torchrun tells the other to stop, and need not kill it 30 s later."""
-    overrides = {"train.steps": 100_000, "train.rows_per_step": 2, "topology.split": "1:1"}
-    blocked = tmp_path / "run" / "process-1"
-    blocked.parent.mkdir()
-    blocked.write_text("a file where the second process wants its folder")
-    run = Run(tmp_path / "run", tiny_release, overrides, processes=2)
-    assert run.ended() == 1  # torchrun's own, whatever its processes' were
-    assert f"refused: --run-dir {blocked} cannot be written" in run.log()
-    assert "forcefully exiting" not in run.log()
+def test_a_process_whose_other_never_comes_can_be_stopped(tmp_path, tiny_release):
+    """As when the other was refused before they met: torchrun then tells this one to stop."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    alone = {**address, "RANK": "0", "WORLD_SIZE": "2"}
+    run = Run(tmp_path / "run", tiny_release, {"topology.split": "1:1"}, environment=alone)
+    run.until(lambda: (run.dir / "state.json").exists())
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended() == 0, run.log()
+    assert run.state()["phase"] == "stopped"
+    assert "Traceback" not in run.log()
 
 
 def test_a_crash_in_a_thread_is_a_crash_of_the_run_with_its_reason(tmp_path, tiny_release):
