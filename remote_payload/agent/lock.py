@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator
 from agent.call import Call, Refusal
 from agent.files import read_json
 
-LOOK_S = 0.3
+LOOK_S = 1.0  # a look holds the lock for microseconds, or until a busy machine lets it go on
 
 
 @contextlib.contextmanager

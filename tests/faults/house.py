@@ -34,7 +34,7 @@ from .wire import Wire
 ROOT = Path(__file__).resolve().parents[2]
 MARK = b"PCTRUN_RUN_DIR="
 # What the tests wait for a silent peer instead of 20 s, and for a connection instead of 15 s.
-IDLE_S, CONNECT_S = 2.0, 3.0
+IDLE_S, CONNECT_S = 4.0, 8.0
 
 
 @dataclass
