@@ -19,7 +19,8 @@ WORTH_SEEING = sed -un -e 's/^ *\(Downloading\|Using cached\) \([^ ]*\) (\(.* MB
 .PHONY: demo test check format env system model clean help
 
 help:
-	@echo "make demo    environment, embedded box, real small model, the whole main job (ten minutes the first time, then five)"
+	@echo "make demo    environment, embedded box, real small model, the whole main job (ten minutes the first time, then five;"
+	@echo "             ten more on cores without AMX, longer beside other work: it says how long)"
 	@echo "make test    lint, types and every test"
 	@echo "make check   lint and types only"
 	@echo "make clean   stop the embedded box, delete it and the environment"
@@ -29,8 +30,8 @@ demo: env system model
 	@$(RUN) deploy
 	$(call say,restart --fresh-cache --from-scratch)
 	@$(RUN) restart --fresh-cache --from-scratch
-	$(call say,wait --until healthy --timeout 300)
-	@$(RUN) wait --until healthy --timeout 300
+	$(call say,wait --until healthy)
+	@$(RUN) wait --until healthy
 	$(call say,status)
 	@$(RUN) status
 	$(call say,abort)
@@ -39,8 +40,8 @@ demo: env system model
 	@$(RUN) status || [ $$? -eq 5 ]
 	$(call say,restart)
 	@$(RUN) restart
-	$(call say,wait --until finished --timeout 1800)
-	@$(RUN) wait --until finished --timeout 1800
+	$(call say,wait --until finished --timeout 7200)
+	@$(RUN) wait --until finished --timeout 7200
 	$(call say,status)
 	@$(RUN) status
 
@@ -65,6 +66,8 @@ $(STAMP): pyproject.toml remote_payload/constraints-cpu.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory system
 	@echo "environment: $(VENV) (PyTorch, transformers and the controller; a minute or two the first time)"
 	@$(PYTHON) -m venv $(VENV)
+	@[ -e /dev/nvidiactl ] || $(BIN)/python -m pip config list 2>/dev/null | grep -qE 'index-url|find-links' \
+	  || echo "  no GPU here, and pip knows PyPI alone: with PyTorch's CPU index in PIP_EXTRA_INDEX_URL it would be 2.5 GB less"
 	@rm -f $@
 	@{ $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
 	  --constraint remote_payload/constraints-cpu.txt --editable '.[sandbox,payload,plot,dev]' && touch $@; } \

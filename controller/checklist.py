@@ -13,8 +13,8 @@ _MARKS = {OK: "✓ ok", WARNING: "! warn", FAILED: "✗ FAIL", SKIPPED: "– ski
 _INDENT = 32  # where the words begin: group, mark and name stand before them
 
 
-def screen(label: str, checks: Sequence[Check], alive: Sequence[str] = ()) -> str:
-    """Plain text of at most 100 columns; nothing is cut, because a mend is there to be copied.
+def screen(label: str, checks: Sequence[Check], alive: Sequence[str] = (), *, width: int = WIDTH) -> str:
+    """Plain text of at most `width` columns; nothing is cut, because a mend is there to be copied.
 
     `alive`: ids of the runs that live in the container.
     """
@@ -24,11 +24,11 @@ def screen(label: str, checks: Sequence[Check], alive: Sequence[str] = ()) -> st
         group = "" if check.group == shown else check.group
         shown = check.group
         head = f"  {group:<9}  {_MARKS[check.state]:<6}  {check.name}"
-        lines += _wrapped(head, check.says)
+        lines += _wrapped(head, check.says, width)
         if check.mend and check.state in (WARNING, FAILED):
-            lines += _wrapped(" " * 21 + "mend", check.mend)
+            lines += _wrapped(" " * 21 + "mend", check.mend, width)
     for number, text in enumerate(_next(checks, alive)):
-        lines += _wrapped("" if number else "  next", text, indent=13)
+        lines += _wrapped("" if number else "  next", text, width, indent=13)
     return "\n".join(lines)
 
 
@@ -59,12 +59,12 @@ def _folded(checks: Sequence[Check]) -> Iterator[Check]:
             yield from rows
 
 
-def _wrapped(head: str, says: str, indent: int = _INDENT) -> list[str]:
+def _wrapped(head: str, says: str, width: int, indent: int = _INDENT) -> list[str]:
     first = f"{head:<{indent - 1}} "
     clean = "".join(letter if letter.isprintable() else " " for letter in says)
     return textwrap.wrap(
         clean,
-        WIDTH,
+        width,
         initial_indent=first,
         subsequent_indent=" " * indent,
         break_long_words=False,

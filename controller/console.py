@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from controller import words
 
@@ -55,7 +55,7 @@ class Console:
             return
         self._shown_at = now
         if terminal:
-            self._write(f"\r\x1b[K{text[: _columns() - 1]}")
+            self._write(f"\r\x1b[K{text[: _columns(sys.stderr) - 1]}")
             self._drawn = True
         elif plain:
             self._write(f"{self.prefix}{text}\n")
@@ -91,9 +91,14 @@ class Console:
                 sys.stderr.flush()
 
 
-def _columns() -> int:
-    """The terminal's width, at most 100: a line that wraps could not be wiped."""
+def screen_width() -> int:
+    """Of a screen on stdout: what its terminal has, from 60 to 100; 100 where there is none."""
+    return max(60, _columns(sys.stdout))
+
+
+def _columns(stream: TextIO) -> int:
+    """The terminal's width, at most 100: a line that wraps tears words and could not be wiped."""
     try:
-        return min(100, os.get_terminal_size(sys.stderr.fileno()).columns or 100)
+        return min(100, os.get_terminal_size(stream.fileno()).columns or 100)
     except (OSError, ValueError):
         return 100

@@ -25,7 +25,7 @@ from controller import (
 )
 from controller.call import call
 from controller.checks import Check, Json
-from controller.console import Console
+from controller.console import Console, screen_width
 from controller.deadline import Deadline
 from controller.endpoint import Endpoint
 from controller.errors import PctrunError, Unreachable
@@ -72,7 +72,7 @@ def run(box: Box, console: Console, *, quick: bool = False) -> Outcome:
         "container": findings.container,
     }
     word = checklist.word(made)
-    text = checklist.screen(box.label, made, alive(findings))
+    text = checklist.screen(box.label, made, alive(findings), width=screen_width())
     return Outcome(document, text, checks.exit_code(made), word, line=text.partition("\n")[0])
 
 

@@ -16,6 +16,7 @@ from controller.verdict import Verdict
 Json = dict[str, Any]
 
 WIDTH, HEIGHT = 100, 25
+_ROOMY, _INDENT = 90, 11  # columns: from here on the log is indented, too; where the words begin
 _GREEN, _YELLOW, _RED, _PURPLE = 32, 33, 31, 35
 _COLOURS = {
     **dict.fromkeys(("healthy", "finished", "ready"), _GREEN),
@@ -23,6 +24,7 @@ _COLOURS = {
     **dict.fromkeys(("crashed", "not ready"), _RED),
     "unreachable": _PURPLE,
 }
+_LIVE = frozenset({"starting", "warming-up", "healthy", "degraded", "stalled"})
 _REASONS, _GPU_ROWS, _STALE, _EVIDENCE, _TAIL = 5, 8, 2, 8, 5
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")
 
@@ -42,23 +44,26 @@ def screen(
     `more`: lines to show between the run and the machine.
     """
     lines = [_headline(label, verdict, snapshot)]
-    lines += _rows("why", _some([line for reason in verdict.reasons for line in _wrapped(reason)], _REASONS))
+    reasons = [line for reason in verdict.reasons for line in _wrapped(reason, width)]
+    lines += _rows("why", _some(reasons, _REASONS))
     if snapshot is not None:
         run = snapshot.get("run")
         if run:
-            lines += _run_lines(snapshot, run, verdict)
+            lines += _run_lines(snapshot, run, verdict, width)
             lines += more
         lines += _machine_lines(snapshot)
-    quoted = [f"           | {_clean(line)}" for line in _quoted(verdict, snapshot, tail)]
-    ending = list(_rows("next", _wrapped(next_step(verdict, snapshot))))
+    bar = f"{'':<{_INDENT if width >= _ROOMY else 2}}| "
+    quoted = [bar + _clean(line) for line in _quoted(verdict, snapshot, tail)]
+    ending = list(_rows("next", _next_lines(next_step(verdict, snapshot), width)))
     room = max(0, height - len(lines) - len(ending))
     lines = [*lines, *quoted[len(quoted) - min(room, len(quoted)) :]][: height - len(ending)]
     return "\n".join(cut(line, width) for line in [*lines, *ending])
 
 
 def one_line(label: str, verdict: Verdict, snapshot: Json | None) -> str:
-    """The same in one line, for `wait`."""
-    return _headline(label, verdict, snapshot)
+    """The same in one line, for `wait`: with how long it will take, where that is known."""
+    eta = _eta((snapshot or {}).get("run") or {}, verdict)
+    return f"{_headline(label, verdict, snapshot)}{f', {eta}' if eta else ''}"
 
 
 def among_others(label: str, verdict: Verdict, snapshot: Json | None) -> str:
@@ -92,26 +97,25 @@ def _headline(label: str, verdict: Verdict, snapshot: Json | None) -> str:
     return f"{label}  {verdict.word.upper()}{span}  {verdict.summary}"
 
 
-def _run_lines(snapshot: Json, run: Json, verdict: Verdict) -> Iterator[str]:
+def _run_lines(snapshot: Json, run: Json, verdict: Verdict, width: int) -> Iterator[str]:
     now, pace = snapshot["now"], progress.of(run)
-    yield from _rows("run", [_launch(run)])
+    yield from _rows("run", _flowing(_launch(run), "  ", width))
     if pace.steps:
         bar = f"{pace.step}/{pace.steps}  {100 * (pace.share or 0):.0f} %"
         yield from _rows("step", [bar])
-    live = verdict.word in ("starting", "warming-up", "healthy", "degraded", "stalled")
+    live = verdict.word in _LIVE
     if pace.tokens_per_s is not None:
         parts = [words.rate(pace.tokens_per_s), f"{words.duration(pace.step_s or 0)} a step"]
-        if live and pace.eta_s is not None:
-            parts.append(f"ETA {words.duration(pace.eta_s)}")
+        parts += filter(None, (_eta(run, verdict),))
         share = causes.against_baseline(run)
         if share is not None:
             parts.append(f"{100 * share:.0f} % of the baseline, {run['baseline']['run']}'s")
-        yield from _rows("rate", ["   ".join(parts)])
+        yield from _rows("rate", _flowing(parts, "   ", width))
     elif live:
         yield from _rows("rate", ["ETA after warm-up"])
     flow = (run.get("state") or {}).get("pipeline")
     if flow and live:
-        yield from _rows("split", [_split(flow)])
+        yield from _rows("split", _flowing(_split(flow), "   ", width))
     quality = []
     if pace.loss is not None:
         quality.append(f"loss {pace.loss:.3f}")
@@ -122,7 +126,12 @@ def _run_lines(snapshot: Json, run: Json, verdict: Verdict) -> Iterator[str]:
     yield from _rows("saved", [_saved(run, now)])
 
 
-def _split(flow: Json) -> str:
+def _eta(run: Json, verdict: Verdict) -> str:
+    eta_s = progress.of(run).eta_s
+    return f"ETA {words.duration(eta_s)}" if verdict.word in _LIVE and eta_s is not None else ""
+
+
+def _split(flow: Json) -> list[str]:
     """targets:drafters, which side waits for the other, what a row costs each, and what would be faster."""
     wait, row = flow.get("wait") or {}, flow.get("row_s") or {}
     shares = {side: f"{100 * (wait.get(side) or 0):.0f} %" for side in ("targets", "drafters")}
@@ -136,10 +145,10 @@ def _split(flow: Json) -> str:
         parts.append(f"a row {words.duration(row['target'])} : {words.duration(row['drafter'])}")
     if flow.get("advice"):
         parts.append(f"{flow['advice']}: {100 * flow['gain']:.0f} % faster")
-    return "   ".join(parts)
+    return parts
 
 
-def _launch(run: Json) -> str:
+def _launch(run: Json) -> list[str]:
     record = run.get("record") or {}
     parts = [str(run.get("id", "?"))]
     source = record.get("resume_from")
@@ -152,7 +161,7 @@ def _launch(run: Json) -> str:
     if record.get("created"):
         clock = datetime.datetime.fromtimestamp(record["created"], datetime.UTC).strftime("%b %d %H:%M UTC")
         parts.append(f"since {clock}")
-    return "  ".join(parts)
+    return parts
 
 
 def _saved(run: Json, now: float) -> str:
@@ -282,9 +291,29 @@ def _rows(name: str, texts: Any) -> Iterator[str]:
         yield f"  {name if index == 0 else '':<9}{text}"
 
 
-def _wrapped(reason: str) -> list[str]:
-    """Whole, because the cause often stands at its end; two lines at most."""
-    return textwrap.wrap(_clean(reason), WIDTH - 11, max_lines=2, placeholder=" …")
+def _wrapped(reason: str, width: int) -> list[str]:
+    """Whole, because the cause often stands at its end; two lines at most, three in a narrow terminal."""
+    most = 2 if width >= _ROOMY else 3
+    return textwrap.wrap(_clean(reason), width - _INDENT, max_lines=most, placeholder=" …")
+
+
+def _next_lines(text: str, width: int) -> list[str]:
+    """Between two commands rather than within one: they are there to be copied."""
+    if len(text) <= width - _INDENT:
+        return [text]
+    return [line for each in text.split("   |   ") for line in _wrapped(each, width)]
+
+
+def _flowing(parts: list[str], between: str, width: int) -> list[str]:
+    """The parts on as many lines as they need, none of them torn."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        longer = f"{lines[-1]}{between}{part}"
+        if len(longer) <= width - _INDENT:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return lines
 
 
 def cut(line: str, width: int = WIDTH) -> str:

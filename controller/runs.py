@@ -7,8 +7,8 @@ import datetime
 import time
 from typing import Any
 
-from controller import attempts, history, words
-from controller.console import Console
+from controller import attempts, history, render, words
+from controller.console import Console, screen_width
 from controller.history import Figures, History
 from controller.inventory import Box
 from controller.outcome import Outcome
@@ -18,7 +18,6 @@ Json = dict[str, Any]
 
 _HEAD = ("", "run", "verdict", "started", "step", "tok/s", "loss", "τ", "recipe", "release", "by")
 _RIGHT = (4, 5, 6, 7)
-_WIDTH = 100
 NONE = "–"
 
 
@@ -83,14 +82,13 @@ def _table(rows: list[Json], found: History) -> str:
         return "no run yet: invoke restart"
     lines = [_HEAD, *(_row(each) for each in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
-    shown = []
+    shown: list[str] = []
     for line in lines:
         cells = [
             f"{cell:>{width}}" if column in _RIGHT else f"{cell:<{width}}"
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
-        text = "  ".join(cells).rstrip()
-        shown.append(text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…")
+        shown.append(render.cut("  ".join(cells), screen_width()))
     more = found.total - len(rows)
     if more > 0:
         shown.append(f"and {more} older: --limit 0 shows them")

@@ -146,7 +146,8 @@ def _start(record: Json) -> Json:
 
 
 def _screen(box: Box, a: str, b: str, differs: list[Row], came: list[Row]) -> Iterator[str]:
-    shown = [(row.group, row.name, _cell(row.a), _cell(row.b), _change(row)) for row in (*differs, *came)]
+    told = (*differs, *(row for row in came if row.a is not None or row.b is not None))
+    shown = [(row.group, row.name, _cell(row.a), _cell(row.b), _change(row)) for row in told]
     lines = [("", "", a, b, ""), *shown]
     widths = [min(_CELL, max(len(line[column]) for line in lines)) for column in range(5)]
 

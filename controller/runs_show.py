@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from controller import attempts, history, runs, source, words
-from controller.console import Console
+from controller.console import Console, screen_width
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
@@ -15,7 +15,6 @@ from controller.plan import Plan, Step
 Json = dict[str, Any]
 
 _MAIN = ("python", "torch", "triton", "transformers", "flash-linear-attention", "causal-conv1d")
-_WIDTH = 100
 
 
 def plan(box: Box, *, run_id: str = "") -> Plan:
@@ -105,7 +104,7 @@ def _values(tree: Any) -> Iterator[str]:
     name = "values"
     for section, values in sections.items():
         shown = ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
-        for part in textwrap.wrap(f"{section}{shown}", _WIDTH - 13):
+        for part in textwrap.wrap(f"{section}{shown}", screen_width() - 13):
             yield _line(name, part)
             name = ""
 
@@ -119,7 +118,7 @@ def gpus(facts: Json) -> str:
 
 
 def _wrapped(name: str, text: str) -> Iterator[str]:
-    for number, part in enumerate(textwrap.wrap(text, _WIDTH - 13)):
+    for number, part in enumerate(textwrap.wrap(text, screen_width() - 13)):
         yield _line("" if number else name, part)
 
 

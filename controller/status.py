@@ -6,7 +6,7 @@ from typing import Any
 
 from controller import history, render
 from controller.call import call
-from controller.console import Console
+from controller.console import Console, screen_width
 from controller.deadline import Deadline
 from controller.errors import FINAL, NotRunning, Unreachable
 from controller.inventory import Box
@@ -60,6 +60,6 @@ def look(
 def run(box: Box, console: Console, *, run_id: str = "") -> Outcome:
     verdict, snapshot = look(box, run_id)
     document = {**verdict.as_json(), "snapshot": snapshot}
-    screen = render.screen(box.label, verdict, snapshot)
+    screen = render.screen(box.label, verdict, snapshot, width=screen_width())
     line = render.among_others(box.label, verdict, snapshot)
     return Outcome(document, screen, verdict.exit_code, verdict.word, line)

@@ -82,10 +82,13 @@ def logs(
     on("logs", one_at_a_time=True, capture=on.as_json, **options)
 
 
+_WITH_VALUE = ("--command", "--arg", "--cwd", "--timeout", "--box")  # options of `exec`
+
+
 @box_task(
     "arg",
     name="exec",
-    positional=("command",),
+    positional=() if typed.begins_with_dashes("exec", _WITH_VALUE) else ("command",),
     command="command and arguments in one text, split as a shell would; no shell runs them (sh -c 'a|b')",
     arg="one more argument, exactly as given; repeat it for several, or write them all behind a --",
     stdin="stream our stdin to the command",
@@ -95,7 +98,7 @@ def logs(
 def exec_(
     on: On, command: Any = None, arg: Any = None, stdin: bool = False, cwd: str = "", timeout: str = "0"
 ) -> None:
-    """Run one command: exec 'nvidia-smi -L', exec ls -- -l."""
+    """Run one command: exec 'nvidia-smi -L', exec -- ls -l."""
     options = {
         "command": command or "",
         "more": [*arg, *typed.after_dashes()],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from controller.errors import Usage
 
@@ -25,6 +25,15 @@ def check(words: Sequence[str]) -> None:
         if word in _repeatable and follows.startswith("--"):
             meant = "" if follows == "--" else f" (if {follows} is the value: {word}={follows})"
             raise Usage(f"{word} wants a value", f"is a variable of your shell empty?{meant}")
+
+
+def begins_with_dashes(task: str, valued: Collection[str]) -> bool:
+    """Whether only options stand between `task` and a `--` (those in `valued` with a word of their own): to
+    Invoke its positional argument would be missing.
+    """
+    before = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else []
+    own = before[before.index(task) + 1 :] if task in before else [task]
+    return all(word.startswith("-") or last in valued for last, word in itertools.pairwise(["", *own]))
 
 
 def after_dashes() -> list[str]:

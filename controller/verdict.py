@@ -285,9 +285,12 @@ def _warm_up(state: Json, now: float) -> str:
     if not count and not compiling.get("active"):
         return _detail(state, "no step yet")
     text = f"{words.plural(count, 'compile')} in {words.duration(seconds)}"
-    if compiling.get("active"):
-        moved = compiling.get("moved_at")
-        text += ", compiling now" if moved is None else f", compiling for {words.duration(now - moved)}"
+    moved = compiling.get("moved_at")
+    if compiling.get("active") and moved is not None:  # the one that runs is counted, with its time
+        text = f"compile {count} for {words.duration(now - moved)} so far"
+        text += f", {words.duration(seconds)} in all" if count > 1 else ""
+    elif compiling.get("active"):
+        text += ", compiling now"
     return f"{detail}: {text}" if detail else text
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from controller import history, render, watch_view
 from controller.call import call
-from controller.console import Console
+from controller.console import Console, screen_width
 from controller.errors import FINAL, Unreachable, Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
@@ -91,7 +91,7 @@ def run(
     if teller:
         document["notify"] = teller.report(console)
     plain = isinstance(view, watch_view.Lines)  # it has said so already
-    text = "" if plain else render.screen(box.label, verdict, seen.snapshot)
+    text = "" if plain else render.screen(box.label, verdict, seen.snapshot, width=screen_width())
     return Outcome(document, text, verdict.exit_code, verdict.word)
 
 

@@ -160,9 +160,9 @@ def finite(tensor: Tensor) -> bool:
 
 
 def progress(done: int, total: int, seconds: float) -> str:
-    """`12.3 of 50.1 GiB, 4.5 GiB/s`"""
+    """`weights: 12.3 of 50.1 GiB, 4.5 GiB/s`"""
     gib = 2**30
-    return f"{done / gib:.1f} of {total / gib:.1f} GiB, {done / gib / max(seconds, 1e-3):.1f} GiB/s"
+    return f"weights: {done / gib:.1f} of {total / gib:.1f} GiB, {done / gib / max(seconds, 1e-3):.1f} GiB/s"
 
 
 def free_bytes(device: torch.device) -> int | None:

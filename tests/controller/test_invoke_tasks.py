@@ -177,6 +177,14 @@ def test_exec_takes_the_words_behind_two_dashes(invoke: Invoke, embedded: sandbo
     assert (done.stdout, done.returncode) == ("".join(f"{word}|" for word in words), 0), done.stderr
 
 
+@pytest.mark.parametrize("before", [(), ("--cwd", "/opt", "--box=sandbox"), ("--timeout", "60")])
+def test_exec_takes_all_its_words_behind_two_dashes(
+    invoke: Invoke, embedded: sandbox.Endpoint, before: tuple[str, ...]
+) -> None:
+    done = invoke("exec", *before, "--", "printf", "%s|", "a  b", "-L")
+    assert (done.stdout, done.returncode) == ("a  b|-L|", 0), done.stderr
+
+
 def test_exec_streams_our_stdin(invoke: Invoke, embedded: sandbox.Endpoint) -> None:
     assert invoke("exec", "wc -c", "--stdin", input="x" * 300_000).stdout.strip() == "300000"
 

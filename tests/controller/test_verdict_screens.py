@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import json
+import os
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controller import progress, render, verdict, words
+from controller import console, progress, render, verdict, words
 
 FOLDER = Path(__file__).resolve().parent.parent / "golden" / "screens"
 CASES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -37,6 +39,40 @@ def test_the_verdict_and_the_screen_of(name: str, golden: Callable[[str, str], N
     assert len(screen.splitlines()) <= render.HEIGHT
     assert all(len(line) <= render.WIDTH for line in screen.splitlines())
     assert screen.startswith(f"lab/200  {case['word'].upper()}")
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_word_is_torn_and_no_reason_lost_in_a_narrow_terminal(name: str, width: int) -> None:
+    case = read(name)
+    found = judged(case)
+    screen = render.screen("lab/200", found, case["snapshot"], width=width, height=40).splitlines()
+    assert all(len(line) <= width for line in screen)
+    told = " ".join(" ".join(screen).split())
+    whole = " ".join(" ".join(render.screen("lab/200", found, case["snapshot"]).splitlines()).split())
+    for text in ("since Sep 21", "ETA ", "release "):
+        assert (text in told) == (text in whole), text
+    if width >= 80 and len(found.reasons) == 1 and "…" not in whole:
+        assert found.reasons[0].split()[-1] in told
+
+
+def test_a_screen_is_as_wide_as_its_terminal_within_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = os.openpty()
+    with os.fdopen(leader, "rb"), os.fdopen(follower, "w") as terminal:
+        monkeypatch.setattr("sys.stdout", terminal)
+        for columns, width in ((80, 80), (300, 100), (20, 60)):
+            termios.tcsetwinsize(terminal, (24, columns))
+            assert console.screen_width() == width
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert console.screen_width() == 100
+
+
+def test_one_line_says_how_long_it_will_take_while_it_lives() -> None:
+    case = read("healthy-resumed")
+    assert render.one_line("lab/200", judged(case), case["snapshot"]).endswith("step 40 of 120, ETA 1m 04s")
+    for name in ("finished", "stopped", "no-run"):
+        case = read(name)
+        assert "ETA" not in render.one_line("lab/200", judged(case), case["snapshot"])
 
 
 def test_every_word_has_a_case_and_an_exit_code() -> None:
