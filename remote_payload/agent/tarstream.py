@@ -14,7 +14,9 @@ from agent.call import Refusal
 
 IDLE_S = 60  # without a byte for so long the connection is dead, and the lock must not be held for it
 _BLOCK = 256 << 10  # bytes of a file at once
-_BEGIN = 8 << 20  # so many, and the disk begins to write: fsync then waits for the last of them, not for all
+_BEGIN = (
+    8 << 20
+)  # so many, and the disk begins to write: fsync waits for the last alone, 40 ms less at 100 MiB
 
 
 class Readable(Protocol):
@@ -49,9 +51,7 @@ def copy(content: Readable, sha: Any, output: Optional[IO[bytes]]) -> int:
         size += count
         if output is not None:
             output.write(block[:count])
-            if (
-                size - begun >= _BEGIN
-            ):  # what is dirty is not dropped by this, only written: 40 ms less at 100 MiB
+            if size - begun >= _BEGIN:  # this drops nothing that is dirty, it has it written
                 os.posix_fadvise(output.fileno(), start + begun, size - begun, os.POSIX_FADV_DONTNEED)
                 begun = size
 
