@@ -186,6 +186,7 @@ def _build(system: dict[str, str], cache: Path, draft: Path) -> None:
             raise
         finally:
             code = process.wait()
+            process.stdout.close()
             _progress("")
     if code != 0:
         raise SandboxError(

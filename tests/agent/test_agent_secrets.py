@@ -143,7 +143,7 @@ def test_a_run_whose_secrets_did_not_arrive_does_not_begin(ready: Any) -> None:
     record = {"argv": ["/bin/true"], "env": {}, "release_dir": "/", "secrets": ["HF_TOKEN"]}
     (folder / "run.json").write_text(json.dumps(record))
     argv = [ready.python, "-m", "agent.supervise", str(folder), "/proc/2147483646/fd/3"]
-    subprocess.run(argv, cwd=Path(ready.roots["opt"]) / "current", timeout=30)
+    subprocess.run(argv, cwd=Path(ready.roots["opt"]) / "current", timeout=300)
     end = ready.file("r-0001", "exit.json")
     assert (end["reason"], end["detail"]) == ("crashed", "these secrets did not reach the run: HF_TOKEN")
 

@@ -36,7 +36,7 @@ class Project:
         command = [sys.executable, "-m", "invoke", *arguments]
         return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True, **given)
 
-    def invoke(self, *arguments: str, code: int | None = 0, timeout: float = 240, **given: Any) -> str:
+    def invoke(self, *arguments: str, code: int | None = 0, timeout: float = 600, **given: Any) -> str:
         """What it printed on stdout; `code` is the exit code it must have (None: any)."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **given}
         process = self.start(*arguments, **pipes)
@@ -61,7 +61,7 @@ class Project:
         return self.invoke("exec", "sh", "--arg=-c", f"--arg={script}", code=code)
 
     def wait_for(
-        self, fact: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 120
+        self, fact: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 300
     ) -> dict[str, Any]:
         """Look until `fact(status)` holds."""
         ends = time.monotonic() + timeout_s

@@ -76,7 +76,7 @@ def terminal(project, keys_after: str, keys: bytes, *arguments: str) -> str:
     if child == 0:
         os.chdir(project.folder)
         os.execve(sys.executable, [sys.executable, "-m", "invoke", *arguments], project.environment)
-    screen, pressed, ends_at = b"", 0.0, time.monotonic() + 60
+    screen, pressed, ends_at = b"", 0.0, time.monotonic() + 180
     while time.monotonic() < ends_at:
         if select.select([master], [], [], 0.5)[0]:
             try:
@@ -98,7 +98,7 @@ def test_the_whole_job_in_a_privileged_container(lxc) -> None:
     assert lxc.ask("deploy")["outcome"] == "deployed"
     first = lxc.ask("restart", "--fresh-cache", STEPS)["start"]
     assert first["cache"]["choice"] == "fresh"
-    lxc.invoke("wait", "--until", "healthy", "--timeout", "120")
+    lxc.invoke("wait", "--until", "healthy", "--timeout", "500")
     screen = lxc.invoke("status")
     assert screen.splitlines()[0].startswith("sandbox/200  HEALTHY")
     stopped = lxc.ask("abort")
@@ -184,7 +184,7 @@ def test_an_unprivileged_container_is_no_different(lxc) -> None:
     assert checks["model"]["state"] == "failed" and "may not read" in checks["model"]["says"]
     weights.chmod(0o644)
     lxc.invoke("restart", *guest, FOR_EVER)
-    lxc.invoke("wait", *guest, "--until", "healthy", "--timeout", "120")
+    lxc.invoke("wait", *guest, "--until", "healthy", "--timeout", "500")
     assert secret_of(lxc, *guest) == os.environ["PATH"]
     written = lxc.sandbox / "ct" / "201" / "var/lib/pctrun/runs/r-0001/run.json"
     assert written.stat().st_uid == 100_000

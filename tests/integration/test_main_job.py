@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1800)  # a minute on two idle cores
+
 
 @pytest.fixture
 def real(project, real_model: Path):
@@ -25,7 +27,7 @@ def test_the_whole_job_on_the_real_model(real) -> None:
     quick += ["--set=data.budget=512", "--set=train.anchors=32", "--set=train.checkpoint_every=4"]
     first = real.ask("restart", "--fresh-cache", *quick)
     assert first["start"]["cache"]["choice"] == "fresh"
-    real.invoke("wait", "--until", "healthy", "--timeout", "240")
+    real.invoke("wait", "--until", "healthy", "--timeout", "800", timeout=850)
     screen = real.invoke("status")
     assert screen.splitlines()[0].startswith("sandbox/200  HEALTHY")
     assert "no NVIDIA GPU in this container" in screen
@@ -39,7 +41,7 @@ def test_the_whole_job_on_the_real_model(real) -> None:
 
     resumed = real.ask("restart", *quick)
     assert resumed["start"]["resume_from"]["step"] == stopped["checkpoint"]["step"]
-    real.invoke("wait", "--until", "finished", "--timeout", "240")
+    real.invoke("wait", "--until", "finished", "--timeout", "800", timeout=850)
     done = real.ask("status")
     assert done["verdict"] == "finished"
 

@@ -14,7 +14,7 @@ PAYLOAD = Path(__file__).parents[2] / "remote_payload"
 
 def race(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench.fx_race", "--device", "cpu", "--jobs", "2", *arguments]
-    return subprocess.run(command, cwd=PAYLOAD, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, cwd=PAYLOAD, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow

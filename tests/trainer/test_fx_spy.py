@@ -43,11 +43,11 @@ def parked(x: torch.Tensor) -> torch.Tensor:
 @parked.register_fake
 def _(x):
     if up():
-        inside.set(); leave.wait(20)
+        inside.set(); leave.wait(120)
     return torch.empty_like(x)
 
 def waits(x):
-    inside.set(); leave.wait(20)
+    inside.set(); leave.wait(120)
     return x + 1
 
 def tracer():
@@ -57,7 +57,7 @@ def tracer():
         torch.fx.symbolic_trace(waits)
 
 def caller():
-    inside.wait(20)
+    inside.wait(120)
     try:
         for _ in range(3):
             double(torch.ones(2))
@@ -118,7 +118,7 @@ def spied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     folder = tmp_path_factory.mktemp("spied")
     (folder / "race.py").write_text(RACE)
     subprocess.run(
-        [sys.executable, "-c", FORK, json.dumps(CASES)], cwd=folder, env=ENV, check=True, timeout=240
+        [sys.executable, "-c", FORK, json.dumps(CASES)], cwd=folder, env=ENV, check=True, timeout=600
     )
 
     def done(name: str) -> Done:
@@ -177,7 +177,7 @@ def test_a_write_from_outside_and_a_flag_left_up_are_reported(tmp_path):
     job = "import sys, torch.fx._symbolic_trace as st\nst._is_fx_tracing_flag = True\nprint(sys.argv[1:])\n"
     (tmp_path / "job/__main__.py").write_text(job)
     command = [sys.executable, "-m", "trainer.fx_spy", "--frames", "4", "--", "-m", "job", "--flag", "x"]
-    done = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and done.stdout == "['--flag', 'x']\n", done.stderr
     assert "WRITTEN in thread MainThread: _is_fx_tracing_flag = True" in done.stderr
     assert "the flag was left up" in done.stderr

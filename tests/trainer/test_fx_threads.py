@@ -25,7 +25,7 @@ def outcomes() -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": str(PAYLOAD)},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=280,
+        timeout=600,
         check=True,
     )
     return json.loads(run.stdout)

@@ -81,7 +81,7 @@ print("\\n".join(told))
 
 def test_a_full_disk_costs_nothing_once_there_is_room(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], cwd=PAYLOAD, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FULL, str(tmp_path)], cwd=PAYLOAD, capture_output=True, text=True, timeout=600
     )
     assert (done.returncode, done.stderr) == (0, "")
     told = done.stdout.splitlines()
@@ -107,7 +107,7 @@ def test_without_the_package_a_run_is_refused_in_one_line(tmp_path, tiny_release
         env={**os.environ, "PYTHONPATH": str(broken.parent)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     said = json.loads(done.stdout)["error"] if program == "trainer.describe" else done.stderr.strip()
     assert done.returncode == 2 and "\n" not in said
