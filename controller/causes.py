@@ -63,10 +63,12 @@ def suspended(trainer: Json) -> Iterator[Cause]:
         yield Cause("suspended", "the trainer is suspended by a signal", wake)
 
 
-def restart(run: Json) -> str:
-    """The command that goes on with this run: without it the box's own is started, not what --set made."""
+def restart(run: Json, named: bool = False) -> str:
+    """The command that goes on with this run: a plain one starts the box's own, not what --set made, and at
+    the newest checkpoint, not at that of an earlier run that was `named`.
+    """
     record = run.get("record") or {}
-    if not (record.get("id") and record.get("overrides")):
+    if not (record.get("id") and (record.get("overrides") or named)):
         return "invoke restart"
     return f"invoke restart --from {record['id']} --release current"
 

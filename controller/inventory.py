@@ -199,7 +199,9 @@ def load(path: Path | None = None) -> Inventory:
                 raw["boxes"][name] = {**entry, "name": str(name)}  # not in place: an alias shares its entry
     made, complaints = records.read(Inventory, raw)
     if complaints:
-        found = sorted({_told(complaint, lines) for complaint in complaints})
+        meant = {_meant(complaint.place) for complaint in complaints if complaint.kind == "unknown"}
+        own = [each for each in complaints if each.kind != "missing" or each.place not in meant]
+        found = sorted({_told(complaint, lines) for complaint in own})
         texts = [f"{path.name}:{line}: {text}" for line, text in found]
         raise InventoryError(texts[0], evidence=texts[1:])
     inventory: Inventory = made
@@ -264,6 +266,12 @@ def _told(complaint: Complaint, lines: Mapping[Place, int]) -> tuple[int, str]:
             return line, f"{_named(place)} should be {wish}{_shown(complaint)}"
 
 
+def _meant(place: Place) -> Place | None:
+    """Where the valid key belongs that an unknown one was probably to be: it is not missing as well."""
+    close = _closest(str(place[-1]), _valid_keys(place[:-1]))
+    return (*place[:-1], close) if close else None
+
+
 def _named(place: Place) -> str:
     """How a person would say where: `'roots.opt' in box 'lab'`."""
     if not place:
@@ -284,10 +292,14 @@ def _valid_keys(place: Place) -> Iterable[str]:
 
 
 def _nearest(name: str, valid: Iterable[str]) -> str:
+    close = _closest(name, valid)
+    return f"; did you mean '{close}'?" if close else ""
+
+
+def _closest(name: str, valid: Iterable[str]) -> str:
     import difflib  # only for a mistake: 3 ms
 
-    close = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    return next(iter(difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.5)), "")
 
 
 def _shown(complaint: Complaint) -> str:

@@ -57,7 +57,7 @@ def run(kind: Pruning, box: Box, console: Console, *, keep: int, yes: bool) -> O
     what = words.plural(len(doomed), kind.noun)
     question = f"remove {what} of {box.label}, {words.size(seen['freed_bytes'])}?"
     if not yes and not console.confirmed(question):
-        raise Usage(f"nothing was removed: {question.removesuffix('?')} was not confirmed", "--yes says so")
+        raise Usage("nothing was removed: nobody said yes", "y and Enter, or --yes where nobody can be asked")
     chosen = [each["id"] for each in doomed]
     done = call(box, kind.verb, kind.args(keep, chosen), on_note=console.agent_note)
     console.clear()

@@ -38,10 +38,12 @@ def screen(
     width: int = WIDTH,
     height: int = HEIGHT,
     tail: int = _TAIL,
+    named: bool = False,
 ) -> str:
     """The whole screen as plain text; the log's `tail` gives way when it gets too high.
 
-    `more`: lines to show between the run and the machine.
+    `more`: lines to show between the run and the machine. `named`: this run was asked for, and need not be
+    the one that a plain restart goes on with.
     """
     lines = [_headline(label, verdict, snapshot)]
     reasons = [line for reason in verdict.reasons for line in _wrapped(reason, width)]
@@ -54,7 +56,7 @@ def screen(
         lines += _machine_lines(snapshot)
     bar = f"{'':<{_INDENT if width >= _ROOMY else 2}}| "
     quoted = [bar + _clean(line) for line in _quoted(verdict, snapshot, tail)]
-    ending = list(_rows("next", _next_lines(next_step(verdict, snapshot), width)))
+    ending = list(_rows("next", _next_lines(next_step(verdict, snapshot, named), width)))
     room = max(0, height - len(lines) - len(ending))
     lines = [*lines, *quoted[len(quoted) - min(room, len(quoted)) :]][: height - len(ending)]
     return "\n".join(cut(line, width) for line in [*lines, *ending])
@@ -252,14 +254,14 @@ def _quoted(verdict: Verdict, snapshot: Json | None, tail: int) -> list[str]:
     return [str(line) for line in (log.get("tail") or [])[-tail:]]
 
 
-def next_step(verdict: Verdict, snapshot: Json | None) -> str:
+def next_step(verdict: Verdict, snapshot: Json | None, named: bool = False) -> str:
     """What to do: the verdict's own mend, else what its word suggests."""
     run = (snapshot or {}).get("run") or {}
     saved = run.get("checkpoints") or (run.get("record") or {}).get("resume_from")
     begins = "resumes at the last checkpoint" if saved else "this run has no checkpoint"
     if saved and (run.get("record") or {}).get("id") is None:
         begins = "not from this run: its run.json cannot be read"
-    again = causes.restart(run)
+    again = causes.restart(run, named)
     restart = f"{again} ({begins})"
     fetch = f"invoke fetch {(run.get('record') or {}).get('id') or 'newest'}"
     return (
@@ -292,8 +294,8 @@ def _rows(name: str, texts: Any) -> Iterator[str]:
 
 
 def _wrapped(reason: str, width: int) -> list[str]:
-    """Whole, because the cause often stands at its end; two lines at most, three in a narrow terminal."""
-    most = 2 if width >= _ROOMY else 3
+    """Whole, because the cause often stands at its end; two lines at most, four in a narrow terminal."""
+    most = 2 if width >= _ROOMY else 4
     return textwrap.wrap(_clean(reason), width - _INDENT, max_lines=most, placeholder=" …")
 
 

@@ -90,7 +90,7 @@ def _screen(box: Box, row: Json) -> Iterator[str]:
     if row["best_tau"] is not None:
         yield _line("τ", f"{row['tau']:.3f} last, {row['best_tau']:.3f} best at step {row['best_step']}")
     steps = ", ".join(map(str, row["checkpoints"]))
-    saved = f"checkpoints at step {steps}" if steps else "no checkpoint"
+    saved = f"checkpoint{'s' * (',' in steps)} at step {steps}" if steps else "no checkpoint"
     yield _line("saved", f"{saved}{'; export' if row['export'] else ''}")
     yield from _values(place.get("recipe"))
 

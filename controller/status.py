@@ -60,6 +60,6 @@ def look(
 def run(box: Box, console: Console, *, run_id: str = "") -> Outcome:
     verdict, snapshot = look(box, run_id)
     document = {**verdict.as_json(), "snapshot": snapshot}
-    screen = render.screen(box.label, verdict, snapshot, width=screen_width())
+    screen = render.screen(box.label, verdict, snapshot, width=screen_width(), named=bool(run_id))
     line = render.among_others(box.label, verdict, snapshot)
     return Outcome(document, screen, verdict.exit_code, verdict.word, line)

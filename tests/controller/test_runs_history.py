@@ -258,7 +258,7 @@ def test_a_pruned_run_is_asked_for_first_and_remembered_after(
     past: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs.run(past, Console())
-    with pytest.raises(Usage, match="was not confirmed"):
+    with pytest.raises(Usage, match="nobody said yes"):
         runs_prune.run(past, Console(), keep=1)
     assert runs_pin.run(past, Console(), run_id="r-7601", reason="why").text == "r-7601 is pinned"
     assert "r-7601 (pinned)" in runs_prune.run(past, Console(), keep=1).text

@@ -67,6 +67,15 @@ def test_a_screen_is_as_wide_as_its_terminal_within_reason(monkeypatch: pytest.M
     assert console.screen_width() == 100
 
 
+def test_a_run_that_was_asked_for_is_gone_on_with_by_its_name() -> None:
+    case = read("stopped")
+    screens = [
+        render.screen("lab/200", judged(case), case["snapshot"], named=named) for named in (False, True)
+    ]
+    run_id = case["snapshot"]["run"]["id"]
+    assert [f"--from {run_id} --release current" in screen for screen in screens] == [False, True]
+
+
 def test_one_line_says_how_long_it_will_take_while_it_lives() -> None:
     case = read("healthy-resumed")
     assert render.one_line("lab/200", judged(case), case["snapshot"]).endswith("step 40 of 120, ETA 1m 04s")
