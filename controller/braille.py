@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from controller.curves import Panel, Point
 
@@ -11,12 +11,16 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # [column of two][
 _AXIS = 9  # columns left of the plot
 
 
-def stacked(panels: Sequence[Panel], *, width: int, height: int, x_name: str) -> list[str]:
-    """Panels of `height` rows below each other over one x axis; each line is at most `width` columns."""
+def stacked(
+    panels: Sequence[Panel], *, width: int, height: int, x_name: str, x_text: Callable[[float], str]
+) -> list[str]:
+    """Panels of `height` rows below each other over one x axis, whose ends `x_text` writes; each line is at
+    most `width` columns.
+    """
     lines = [line for panel in panels for line in panel.lines]
     columns = max(10, width - _AXIS - 2 - max(len(line.label) for line in lines))
     span = _span([x for line in lines for x, _ in line.points])
-    left, right = f"{span[0]:.4g}", f"{span[1]:.4g} {x_name}"
+    left, right = x_text(span[0]), f"{x_text(span[1])} {x_name}"
     foot = " " * _AXIS + "└" + left + right.rjust(columns - len(left))
     return [row for panel in panels for row in (*_panel(panel, columns, height, span), foot)]
 

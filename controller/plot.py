@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from controller import braille, curves, history
+from controller import braille, curves, history, words
 from controller.console import Console
 from controller.errors import Usage
 from controller.inventory import Box
@@ -48,8 +48,12 @@ def _drawn(panels: list[curves.Panel], over: str, names: str) -> str:
     if not panels:
         return f"{names or 'no run yet'}: nothing to plot, no step was made"
     width = max(_LEAST, min(_MOST, shutil.get_terminal_size((100, 24)).columns))
-    x_name = "step" if over == "step" else "hours"
-    return "\n".join(braille.stacked(panels, width=width, height=_ROWS, x_name=x_name))
+    name, text = ("step", "{:.4g}".format) if over == "step" else ("since the start", _time)
+    return "\n".join(braille.stacked(panels, width=width, height=_ROWS, x_name=name, x_text=text))
+
+
+def _time(hours: float) -> str:
+    return words.duration(3600 * hours)
 
 
 def _ids(runs: str) -> list[str]:

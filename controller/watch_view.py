@@ -88,11 +88,11 @@ def choose(capture: bool) -> View:
 def screen(label: str, verdict: Verdict, seen: Seen, *, width: int = 100, height: int = 40) -> str:
     """The status screen with curves and shares, its log tail as long as there is room."""
     return render.screen(
-        label, verdict, seen.snapshot, more=_curves(seen), width=width, height=height, tail=height
+        label, verdict, seen.snapshot, more=_curves(seen, width), width=width, height=height, tail=height
     )
 
 
-def _curves(seen: Seen) -> list[str]:
+def _curves(seen: Seen, width: int) -> list[str]:
     lines = []
     for name, points, form in (
         ("loss", seen.loss, "{:.3f}"),
@@ -102,7 +102,9 @@ def _curves(seen: Seen) -> list[str]:
         known = list(points)
         if len(known) > 1:
             first, last = form.format(known[0][1]), form.format(known[-1][1])
-            lines.append(f"  {name:<9}{sparkline.line(known, _SPARK)}  {first} → {last}")
+            ends = f"  {first} → {last}"
+            drawn = sparkline.line(known, max(1, min(_SPARK, width - 11 - len(ends))))
+            lines.append(f"  {name:<9}{drawn}{ends}")
     shares = _shares(((seen.snapshot or {}).get("run") or {}).get("metrics") or [])
     if shares:
         lines.append(f"  {'busy':<9}{shares}")

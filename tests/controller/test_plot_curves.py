@@ -49,7 +49,9 @@ def test_two_runs_in_the_terminal(two: None, golden: Callable[[str, str], None])
     text = plot.run(LAB, Console(), runs="r-0001,r-0002").text
     golden("screens/plot.txt", text)
     assert all(len(line) <= 100 for line in text.splitlines())
-    assert "hours" in plot.run(LAB, Console(), runs="r-0001 r-0002", over="time").text
+    timed = plot.run(LAB, Console(), runs="r-0001 r-0002", over="time").text.splitlines()
+    assert timed[-1].split("└")[1].split("  ")[0] == "1m 55s"
+    assert timed[-1].endswith("  5h 00m since the start")
 
 
 @pytest.mark.parametrize("kind", figure.KINDS)
@@ -63,7 +65,7 @@ def test_a_picture_is_written(two: None, tmp_path: Path, kind: str) -> None:
 
 def test_a_rising_line_goes_from_the_lower_left_to_the_upper_right() -> None:
     rising = Panel("up", "", (Line("r-1", "", ((0, 0.0), (10, 10.0))),))
-    rows = braille.stacked([rising], width=40, height=5, x_name="step")[1:6]
+    rows = braille.stacked([rising], width=40, height=5, x_name="step", x_text=str)[1:6]
     first = [min(at for at, letter in enumerate(row) if "\u2800" < letter <= "\u28ff") for row in rows]
     assert first == sorted(first, reverse=True)
     assert rows[0].endswith("r-1")
@@ -72,14 +74,14 @@ def test_a_rising_line_goes_from_the_lower_left_to_the_upper_right() -> None:
 
 def test_lines_that_end_together_keep_their_labels() -> None:
     same = tuple(Line(f"r-{number}", "", ((0, 1.0), (5, 2.0))) for number in range(3))
-    text = "\n".join(braille.stacked([Panel("x", "", same)], width=60, height=6, x_name="step"))
+    text = "\n".join(braille.stacked([Panel("x", "", same)], width=60, height=6, x_name="step", x_text=str))
     assert all(f"r-{number}" in text for number in range(3))
 
 
 def test_a_flat_line_and_a_single_point_are_no_accident() -> None:
     for points in (((1, 2.0),), ((1, 2.0), (2, 2.0))):
         panel = Panel("x", "", (Line("r", "", points),))
-        assert braille.stacked([panel], width=60, height=4, x_name="step")
+        assert braille.stacked([panel], width=60, height=4, x_name="step", x_text=str)
 
 
 def test_threads_of_a_kind_are_one_line() -> None:

@@ -70,6 +70,11 @@ def test_the_live_screen(golden: Callable[[str, str], None]) -> None:
         seen.take(new(seen, step))
     text = watch_view.screen("lab/200", judge(seen.snapshot), seen, width=100, height=38)
     golden("screens/watch.txt", text)
+    for step in range(first + 9, first + 90):
+        seen.take(new(seen, step))
+    narrow = watch_view.screen("lab/200", judge(seen.snapshot), seen, width=80, height=38).splitlines()
+    curves = [line for line in narrow if line.startswith(("  loss", "  tok/s"))]
+    assert len(curves) == 2 and all("→" in line and not line.endswith("…") for line in curves)
     assert len(text.splitlines()) <= 38
     assert all(len(line) <= 100 for line in text.splitlines())
     low = watch_view.screen("lab/200", judge(seen.snapshot), seen, width=60, height=12)
