@@ -39,8 +39,12 @@ class Project:
     def invoke(self, *arguments: str, code: int | None = 0, timeout: float = 600, **given: Any) -> str:
         """What it printed on stdout; `code` is the exit code it must have (None: any)."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **given}
-        process = self.start(*arguments, **pipes)
-        out, err = process.communicate(timeout=timeout)
+        with self.start(*arguments, **pipes) as process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except BaseException:
+                process.kill()
+                raise
         said = f"invoke {' '.join(arguments)}\nexit {process.returncode}\n{out}\n{err}"
         assert code is None or process.returncode == code, said
         assert "Traceback" not in err, said
