@@ -67,9 +67,14 @@ def plain_task(
         optional=optional,
         default=default,
         auto_shortflags=False,
-        help={key.rstrip("_"): text for key, text in help_.items()},
+        help={key.rstrip("_"): f"{text}{_bare(key, positional)}" for key, text in help_.items()},
     )
     return made
+
+
+def _bare(key: str, positional: tuple[str, ...]) -> str:
+    """What Invoke's help does not say of a positional argument."""
+    return f" (may stand without --{key})" if key in positional else ""
 
 
 def _shared(c: Context, box: Any = None, all_: bool = False, json_: bool = False) -> None:

@@ -203,3 +203,17 @@ def test_every_option_that_may_be_repeated_is_looked_at() -> None:
             typed.check(["task", name, "--word"])
         assert f"{name}=--word" in caught.value.hint
     typed.check(["exec", "ls", "--", "--arg", "--word"])
+
+
+def test_help_tells_of_every_argument_that_may_stand_by_itself() -> None:
+    """Invoke's own shows it as an option alone."""
+    made = [tasks.namespace[name] for name in tasks.namespace.task_names]
+    told = [(task.name, name, task.help[name]) for task in made for name in task.positional]
+    assert len(told) >= 10
+    assert [each for each in told if f"(may stand without --{each[1]})" not in each[2]] == []
+
+
+def test_the_options_of_exec_with_a_value_are_all_known() -> None:
+    """`exec --cwd /opt -- ls` begins with its dashes; a value must not be taken for the command."""
+    options = {flag for each in tasks.exec_.get_arguments() if each.takes_value for flag in each.names}
+    assert {name.removeprefix("--") for name in tasks._WITH_VALUE} == options
