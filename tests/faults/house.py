@@ -212,9 +212,14 @@ class House:
         """`act` once, as soon as `fact()`, while the block runs; fails when it never came to that."""
         done, over = threading.Event(), threading.Event()
 
+        def came() -> bool:
+            with contextlib.suppress(OSError):  # a file that is looked at goes away
+                return bool(fact())
+            return False
+
         def look() -> None:
             while not over.is_set():
-                if fact():
+                if came():
                     act()
                     done.set()
                     return

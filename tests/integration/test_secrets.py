@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from controller import embedded
+from controller import embedded, sandbox
 from tests.faults.house import House, open_house
 from tests.faults.table import fault
 from tests.inbox import Inbox, open_inbox
@@ -144,11 +144,13 @@ def test_a_finished_run_is_one_message_also_when_it_is_watched(desk: House, inbo
 
 def test_the_workstation_tells_where_the_box_is_not_to(desk: House, inbox: Inbox) -> None:
     desk.box("lab", notify={"urls": ["env:TELL_ME"], "when": ["finished"], "by": "watch"})
-    run = desk.type("restart", "--set", "steps=60", "--from-scratch", "--json").json["start"]["run"]
-    assert not any(
-        "notifier" in Path(f"/proc/{pid}/cmdline").read_text() for pid in desk.alive().get(run, [])
-    )
-    watched = desk.type("watch", "--notify", "--json").json
+    run = desk.type("restart", "--set", "steps=300", "--from-scratch", "--json").json["start"]["run"]
+    pid = trainer(desk, run)
+    os.kill(pid, signal.SIGSTOP)  # its end is news for whoever watched before it
+    assert not any("notifier" in Path(f"/proc/{pid}/cmdline").read_text() for pid in desk.alive()[run])
+    before = len(sandbox.pct_calls())
+    with desk.when(lambda: len(sandbox.pct_calls()) > before, lambda: os.kill(pid, signal.SIGCONT)):
+        watched = desk.type("watch", "--notify", "--json").json
     assert watched["notify"] == {"sent": ["finished"], "failed": []}
     assert inbox.titles == [f"lab/200  {run}  FINISHED"]
 
