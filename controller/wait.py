@@ -46,12 +46,17 @@ def run(
             console.clear()
             raise WaitTimedOut(
                 f"{box.label} is not {until} after {timeout_s:g} s: {line}",
-                verdict.mend or "invoke status",
+                verdict.mend or _onward(verdict.word),
                 evidence=verdict.reasons,
             )
         console.progress(line)
         time.sleep(min(pause, max(0.0, timeout_s - waited)))
         pause = min(LAST_POLL_S, pause * 1.3)
+
+
+def _onward(word: str) -> str:
+    goes_on = word in ("starting", "warming-up", "healthy")
+    return "the run goes on: the same command waits on" if goes_on else "invoke status"
 
 
 def _words(until: str) -> list[str]:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from controller import console, progress, render, verdict, words
+from controller import console, progress, render, status, verdict, wait, words
+from controller.errors import WaitTimedOut
+from controller.inventory import Box
 
 FOLDER = Path(__file__).resolve().parent.parent / "golden" / "screens"
 CASES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -82,6 +84,15 @@ def test_one_line_says_how_long_it_will_take_while_it_lives() -> None:
     for name in ("finished", "stopped", "no-run"):
         case = read(name)
         assert "ETA" not in render.one_line("lab/200", judged(case), case["snapshot"])
+
+
+def test_a_wait_that_ran_out_of_time_says_how_long_it_still_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = read("healthy-resumed")
+    monkeypatch.setattr(status, "look", lambda *_, **__: (judged(case), case["snapshot"]))
+    lab = Box(name="lab", host="pve1", vmid=200, recipe="smollm2-135m")
+    with pytest.raises(WaitTimedOut, match="ETA 1m 04s") as caught:
+        wait.run(lab, console.Console(), until="finished", timeout_s=0)
+    assert caught.value.hint == "the run goes on: the same command waits on"
 
 
 def test_every_word_has_a_case_and_an_exit_code() -> None:
