@@ -64,7 +64,7 @@ $(STAMP): pyproject.toml remote_payload/constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "pctrun needs Python >= 3.11; $(PYTHON) is $$($(PYTHON) -V). Name another one: make PYTHON=python3.12 demo" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(MAKE) --no-print-directory system
-	@echo "environment: $(VENV) (PyTorch, transformers and the controller; a minute or two the first time)"
+	@echo "environment: $(VENV) (PyTorch, transformers and the controller; some minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@[ -e /dev/nvidiactl ] || $(BIN)/python -m pip config list 2>/dev/null | grep -qE 'index-url|find-links' \
 	  || echo "  no GPU here, and pip knows PyPI alone: with PyTorch's CPU index in PIP_EXTRA_INDEX_URL it would be 2.5 GB less"
