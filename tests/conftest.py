@@ -17,5 +17,7 @@ settings.load_profile("steady")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread of torch in each, or they wait for each other; read when torch is first imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # A worker ignores SIGINT, and what it starts would inherit that.
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # As in a worker, and behind a shell's `&`: what is started here would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

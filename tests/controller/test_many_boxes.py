@@ -78,7 +78,7 @@ def test_a_box_that_does_not_answer_holds_up_nobody(start: Callable[..., subproc
 
 def test_status_of_all_is_a_line_each_and_the_worst_code(start: Callable[..., subprocess.Popen[str]]) -> None:
     process = start("status", "--box", "gone", "--box", "one", "--box", "second")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 7, err
     *lines, last = out.splitlines()
     assert [line.split()[:2] for line in lines] == [
@@ -92,7 +92,7 @@ def test_status_of_all_is_a_line_each_and_the_worst_code(start: Callable[..., su
 
 def test_json_of_several_keeps_the_schema_and_the_order(start: Callable[..., subprocess.Popen[str]]) -> None:
     out, _ = start("status", "--box", "second", "--box", "gone", "--box", "one", "--json").communicate(
-        timeout=60
+        timeout=300
     )
     document = json.loads(out)
     jsonschema.validate(document, json.loads((PROJECT / "docs/schema/status.json").read_text("utf-8")))
@@ -106,7 +106,7 @@ def test_json_of_several_keeps_the_schema_and_the_order(start: Callable[..., sub
 
 def test_each_refusal_names_its_box(start: Callable[..., subprocess.Popen[str]]) -> None:
     process = start("restart", "--box", "one", "--box", "second")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (9, "")
     told = [line for line in err.splitlines() if "error:" in line]
     assert told == ["one: error: no release in /opt/first", "second: error: no release in /opt/second"]
@@ -117,7 +117,7 @@ def test_a_reader_that_leaves_costs_no_box_its_turn(start: Callable[..., subproc
     os.close(reader)
     process = start("status", "--box", "one", "--box", "gone", stdout=writer)
     os.close(writer)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (7, "")
 
 
@@ -133,7 +133,7 @@ def test_what_makes_no_sense_for_several(
     start: Callable[..., subprocess.Popen[str]], words: list[str], said: str
 ) -> None:
     process = start(*words)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1 and err.splitlines()[0] == said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 from pathlib import Path
@@ -31,13 +32,14 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def printed(name: str, *options: str, dry: bool = False) -> dict[str, Any]:
     """The document of `invoke name …`, when it keeps its schema."""
-    arguments = tasks.namespace[name].get_arguments()
+    commands = copy.deepcopy(tasks.namespace)  # Invoke takes the help out of the tasks that it parses for
+    arguments = copy.deepcopy(commands[name]).get_arguments()
     needed = [each for each in arguments if each.positional and each.default is None]
     command = ["invoke", *(["-R"] if dry else []), name, *("r-0001" for _ in needed)]
     command += [*WANTED.get(name, ()), *options, "--json"]
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        Program(namespace=tasks.namespace).run(command)
+        Program(namespace=commands).run(command)
     document: dict[str, Any] = json.loads(out.getvalue())
     schema = json.loads((SCHEMAS / f"{document['task']}.json").read_text("utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -215,5 +216,7 @@ def test_help_tells_of_every_argument_that_may_stand_by_itself() -> None:
 
 def test_the_options_of_exec_with_a_value_are_all_known() -> None:
     """`exec --cwd /opt -- ls` begins with its dashes; a value must not be taken for the command."""
-    options = {flag for each in tasks.exec_.get_arguments() if each.takes_value for flag in each.names}
+    options = {
+        flag for each in copy.deepcopy(tasks.exec_).get_arguments() if each.takes_value for flag in each.names
+    }
     assert {name.removeprefix("--") for name in tasks._WITH_VALUE} == options

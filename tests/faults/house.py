@@ -81,7 +81,7 @@ class Started:
     def err(self) -> str:
         return self._err.read_text("utf-8")
 
-    def ended(self, timeout: float = 60) -> Said:
+    def ended(self, timeout: float = 300) -> Said:
         return Said(self.process.wait(timeout), self.out, self.err)
 
 
@@ -143,7 +143,7 @@ class House:
     def pct(self, *words: str) -> str:
         """The host's own `pct`, past every way."""
         done = subprocess.run(
-            [self.base / "sandbox" / "bin" / "pct", *words], capture_output=True, text=True, timeout=60
+            [self.base / "sandbox" / "bin" / "pct", *words], capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -52,7 +52,7 @@ def lxc(tiny):
 def pct(project, *arguments: str, code: int = 0) -> str:
     """What the sandbox's pct printed, called on the host itself."""
     command = [str(project.sandbox / "bin" / "pct"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300)
     assert done.returncode == code, (arguments, done)
     return done.stdout
 
@@ -66,7 +66,7 @@ def secret_of(project, *where: str) -> str:
 def lxc_program(project, program: str, vmid: int, *arguments: str) -> str:
     path = Host(str(project.sandbox)).lxc_path
     command = [program, "-P", path, "-n", str(vmid), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 def terminal(project, keys_after: str, keys: bytes, *arguments: str) -> str:
@@ -147,7 +147,7 @@ def test_arguments_bytes_and_statuses_survive_both_real_programs(lxc) -> None:
         env=lxc.environment,
         input=data,
         capture_output=True,
-        timeout=60,
+        timeout=300,
     )
     assert (sent.returncode, sent.stdout) == (0, data), sent.stderr
 
@@ -239,7 +239,7 @@ def test_the_server_goes_away_and_comes_back_as_the_same(lxc, living_run: str) -
     assert sandbox.cut_connections()
     time.sleep(2)  # it connects anew after half a second
     follower.send_signal(signal.SIGINT)
-    _, said = follower.communicate(timeout=60)
+    _, said = follower.communicate(timeout=300)
     assert follower.returncode == 130, said
     lxc.invoke("sandbox.down")
     assert "unreachable" in lxc.invoke("status", code=7).lower()

@@ -18,7 +18,7 @@ def test_every_error_of_the_readme_is_seen_as_it_is_shown(project) -> None:
     assert len(sessions) >= 10
     for command, code, shown in sessions:
         process = project.start(*command.split(), stdout=-1, stderr=-1, stdin=-3)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == int(code), f"{command}: {process.returncode}\n{out}{err}"
         if shown.strip():
             assert err.strip() == shown.strip(), command

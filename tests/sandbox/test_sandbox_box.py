@@ -218,7 +218,7 @@ def test_ordinary_user_needs_no_root(short_folder):
 
     def as_user(python: str, code: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*drop, python, "-c", code], env=env, cwd="/", capture_output=True, text=True, timeout=60
+            [*drop, python, "-c", code], env=env, cwd="/", capture_output=True, text=True, timeout=300
         )
 
     able = [
