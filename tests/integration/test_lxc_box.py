@@ -24,7 +24,7 @@ from controller.sandbox.pct.host import Host
 from tests.faults.table import fault
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for debootstrap
-STEPS = "--set=train.steps=30"  # long enough to be stopped in the middle on a fast machine
+STEPS = "--set=train.steps=60"  # long enough to be stopped in the middle on a fast machine
 FOR_EVER = "--set=train.steps=100000"
 
 
@@ -104,15 +104,15 @@ def test_the_whole_job_in_a_privileged_container(lxc) -> None:
     stopped = lxc.ask("abort")
     assert (stopped["outcome"], stopped["lost_steps"], stopped["survivors"]) == ("stopped", 0, [])
     assert lxc.ask("status", code=5)["verdict"] == "stopped"
-    assert stopped["step"] < 30
+    assert stopped["step"] < 60
     second = lxc.ask("restart", STEPS)["start"]
     assert second["resume_from"]["step"] == stopped["checkpoint"]["step"]
     assert lxc.ask("watch", "--every", "0.5")["verdict"] == "finished"
     done = lxc.ask("status")
-    assert (done["verdict"], done["snapshot"]["run"]["state"]["step"]) == ("finished", 30)
+    assert (done["verdict"], done["snapshot"]["run"]["state"]["step"]) == ("finished", 60)
     runs = "/var/lib/pctrun/runs"
     lines = lxc.sh(f"cat {runs}/{first['run']}/metrics.jsonl {runs}/{second['run']}/metrics.jsonl")
-    assert [json.loads(line)["step"] for line in lines.splitlines()] == list(range(1, 31))
+    assert [json.loads(line)["step"] for line in lines.splitlines()] == list(range(1, 61))
 
 
 def test_every_look_at_the_container_and_its_history(lxc, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_every_look_at_the_container_and_its_history(lxc, tmp_path: Path) -> Non
     got = Path(lxc.ask("fetch", "r-0002", "--out", str(tmp_path))["path"])
     assert (got / "model.safetensors").is_file()
     assert "loss" in lxc.invoke("plot", "r-0001,r-0002")
-    assert "step-000030" in lxc.invoke("logs", "--grep", "checkpoint")
+    assert "step-000060" in lxc.invoke("logs", "--grep", "checkpoint")
     assert lxc.ask("env.list")["environments"] == []
     assert "pct exec 200 -- " in lxc.invoke("attach", "--print", "--run", "r-0002", code=None)
     assert lxc.ask("runs.pin", "r-0001", "--reason", "kept")["changed"]
