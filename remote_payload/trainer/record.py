@@ -94,15 +94,22 @@ class RunRecord:
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
 
-    def begin(self, step: int, resume: Path | None, *, tensorboard: bool) -> list[tuple[int, float]]:
+    def begin(
+        self, step: int, resume: Path | None, last: dict[str, Any] | None = None, *, tensorboard: bool
+    ) -> list[tuple[int, float]]:
         """Training begins after `step`. Another attempt, which resumes from this run's own checkpoints, keeps
-        what was measured up to there; beyond it everything comes again. (step, τ) of what stays."""
+        what was measured up to there; beyond it everything comes again. (step, τ) of what stays.
+
+        `last`: that step's metrics as its checkpoint has them, since one that was killed while it saved or
+        evaluated has not written them."""
         folders = {(each / "checkpoints").resolve() for each in (self.run_dir, self.run_dir.parent)}
         again = resume is not None and resume.resolve().parent in folders
         end, kept = _up_to(self.run_dir / "metrics.jsonl", step if again else 0)
         self._metrics.truncate(end)
         if tensorboard:
             self._events = Events(self.run_dir, step, lambda text: print(text, flush=True))
+        if again and last and not (kept and kept[-1]["step"] == step):
+            self.metric(**last)
         told = [(line["step"], line["tau"]) for line in kept if line.get("tau") is not None]
         if told:
             self.progress(tau=told[-1][1])

@@ -136,14 +136,16 @@ class Session:
             "geometry": dataclasses.asdict(self.geometry),
         }
         resume = self._choose_checkpoint(resume)
+        made = checkpoint.config_of(resume) if resume else {}
         self.order = RowOrder(
             self.train.documents,
             budget=recipe.data.budget,
             seed=recipe.train.seed,
-            starts=checkpoint.config_of(resume).get("epoch_starts", (0,)) if resume else (0,),
+            starts=made.get("epoch_starts", (0,)),
         )
         events = recipe.log.tensorboard and self.world.leads
-        for step, tau in self.record.begin(self.start_step, resume, tensorboard=events):
+        line = made.get("metrics") if self.world.leads else None
+        for step, tau in self.record.begin(self.start_step, resume, line, tensorboard=events):
             self._tau = tau
             self._note_best(step)
 
@@ -297,25 +299,25 @@ class Session:
         print(report.step_line(result, train.steps, rate, step_time), flush=True)
         if _due(result.steps_done, report.HEADER_EVERY) and not result.last:
             print(report.HEADER, flush=True)
+        line = {
+            "step": result.steps_done,
+            "time": time.time(),
+            "loss": result.loss,
+            "lr": result.lr,
+            "grad_norm": result.grad_norm,
+            "tokens": result.tokens,
+            "step_s": round(result.step_s, 4),
+            "compile": compiled,
+            "accuracy": result.accuracy,
+            "busy": result.busy,
+        }
         if self.world.leads and (_due(result.steps_done, train.checkpoint_every) or result.last):
-            self._save(result)
+            self._save(result, line)
         evaluated = self.world.leads and _due(result.steps_done, train.eval_every) and not result.last
         if evaluated:
             self._evaluate()
             self._note_best(result.steps_done)
-        self.record.metric(
-            step=result.steps_done,
-            time=time.time(),
-            loss=result.loss,
-            lr=result.lr,
-            grad_norm=result.grad_norm,
-            tokens=result.tokens,
-            step_s=round(result.step_s, 4),
-            compile=compiled,
-            accuracy=result.accuracy,
-            **({"tau": self._tau} if evaluated else {}),
-            busy=result.busy,
-        )
+        self.record.metric(**line, **({"tau": self._tau} if evaluated else {}))
         if not result.last:
             self.record.phase("training")
 
@@ -324,17 +326,17 @@ class Session:
         found = balance.judge(self.devices.split, result.busy, result.costs, rows, apart=self.devices.apart)
         return found.as_state()
 
-    def _save(self, result: StepResult) -> None:
+    def _save(self, result: StepResult, line: dict[str, Any]) -> None:
         """A disk that is full now may have room at the next checkpoint; only the last one must not fail."""
         try:
-            self._checkpoint(result.steps_done)
+            self._checkpoint(result.steps_done, line)
         except Refusal as refusal:
             if result.last:
                 raise
             self.record.note(str(refusal))
             print(f"· {refusal}; training goes on", flush=True)
 
-    def _checkpoint(self, step: int) -> None:
+    def _checkpoint(self, step: int, line: dict[str, Any]) -> None:
         self.record.phase("checkpointing", f"step {step}")
         leader = self.replicas[0]
         self._sealer.wait()
@@ -343,7 +345,7 @@ class Session:
             step,
             leader.drafter,
             leader.optimizer,
-            {**self.config, "epoch_starts": self.order.starts},
+            {**self.config, "epoch_starts": self.order.starts, "metrics": line},
             self.recipe.train.keep_checkpoints,
             best=self._best[1] if self._best else None,
         )
