@@ -83,12 +83,13 @@ def _table(rows: list[Json], found: History) -> str:
     lines = [_HEAD, *(_row(each) for each in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
     shown: list[str] = []
+    most = screen_width()
     for line in lines:
         cells = [
             f"{cell:>{width}}" if column in _RIGHT else f"{cell:<{width}}"
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
-        shown.append(render.cut("  ".join(cells), screen_width()))
+        shown.append(render.cut("  ".join(cells), most))
     more = found.total - len(rows)
     if more > 0:
         shown.append(f"and {more} older: --limit 0 shows them")

@@ -21,7 +21,6 @@ from trainer.optimizer import Optimizer
 from trainer.weights import finite
 
 PROOF = "complete.json"  # written last: without it a folder is no checkpoint
-MUST_MATCH = ("config_hash", "data_sha256")
 
 
 class Damaged(Refusal):
@@ -44,8 +43,8 @@ def save(
     """Write `folder/step-000120` after 120 steps, then remove all but the `keep` newest up to it and that of
     step `best`; returns its path.
 
-    `config` is kept beside the tensors: MUST_MATCH, and as `recipe` every value; see `check`. Raises
-    Refusal where the disk does not take it; nothing of it is left there then.
+    `config` is kept beside the tensors: `config_hash`, `data_sha256`, and as `recipe` every value; see
+    `check`. Raises Refusal where the disk does not take it; nothing of it is left there then.
     """
     final = folder / name_of(step)
     aside = folder / f".incoming-{final.name}"
