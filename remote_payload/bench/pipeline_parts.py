@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -50,11 +51,11 @@ class Ready:
 
 
 class Timed:
-    """Seconds of work on one device, by its own events."""
+    """Seconds of work on one device, by its own events, and its thread's CPU seconds for launching it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.seconds = 0.0
+        self.seconds = self.launching = 0.0
         self.failure: BaseException | None = None
 
     def rows(self, features: Callable[[Row], Tensor], rows: Any, count: int, first: int, step: int) -> None:
@@ -63,17 +64,20 @@ class Timed:
         try:
             with own_stream(self.device):
                 pace = Clock(self.device)
-                began = None
+                began, before = None, 0.0
                 for number in range(count + 1):
                     row = rows.row(first + number * step)
                     pace.keep_pace()
                     if number == 1:
-                        began = Stamp(self.device)
+                        began, before = Stamp(self.device), self.launching
+                    cpu = time.thread_time()
                     with pace.work(ROW):
                         send(row, features(row))
+                    self.launching += time.thread_time() - cpu
                 ended = Stamp(self.device)
                 ended.wait()
                 assert began is not None
                 self.seconds = began.seconds_until(ended) / count
+                self.launching = (self.launching - before) / count
         except BaseException as error:
             self.failure = error
