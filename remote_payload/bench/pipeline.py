@@ -224,8 +224,6 @@ class Bench:
         seconds = [timer.seconds for timer in timers]
         self.rates["targets"] = self.world.size * sum(self.recipe.data.budget / s for s in seconds)
         say(f"{self.rates['targets']:,.0f} tok/s; a row takes {', '.join(f'{s:.3f}' for s in seconds)} s")
-        launching = ", ".join(f"{timer.launching * 1e3:.0f}" for timer in timers)
-        say(f"launching a row takes {launching} ms of its thread's CPU")
         flops = target_flops(text(self.options).to_dict(), self.geometry.target_layer_ids[-1], 1)
         self._print_rate(self.rates["targets"] * flops, self.devices.targets)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -51,11 +50,11 @@ class Ready:
 
 
 class Timed:
-    """Seconds of work on one device, by its own events, and its thread's CPU seconds for launching it."""
+    """Seconds of work on one device, by its own events."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.seconds = self.launching = 0.0
+        self.seconds = 0.0
         self.failure: BaseException | None = None
 
     def rows(self, features: Callable[[Row], Tensor], rows: Any, count: int, first: int, step: int) -> None:
@@ -64,20 +63,17 @@ class Timed:
         try:
             with own_stream(self.device):
                 pace = Clock(self.device)
-                began, before = None, 0.0
+                began = None
                 for number in range(count + 1):
                     row = rows.row(first + number * step)
                     pace.keep_pace()
                     if number == 1:
-                        began, before = Stamp(self.device), self.launching
-                    cpu = time.thread_time()
+                        began = Stamp(self.device)
                     with pace.work(ROW):
                         send(row, features(row))
-                    self.launching += time.thread_time() - cpu
                 ended = Stamp(self.device)
                 ended.wait()
                 assert began is not None
                 self.seconds = began.seconds_until(ended) / count
-                self.launching = (self.launching - before) / count
         except BaseException as error:
             self.failure = error
