@@ -2,8 +2,10 @@
 
     python -m bench.pipeline --config qwen3.5-27b --random-weights --split 1:1 --devices cuda:0,cuda:0
     python -m bench.pipeline --config qwen3.5-27b --random-weights --split 1:1 --devices cuda:0,cuda:1
-    python -m bench.pipeline --config qwen3.5-27b --random-weights --split 2:2     # and of it a 1:1
+    python -m bench.pipeline --config qwen3.5-27b --random-weights --split 2:2     # and each 1:1 in it
     python -m bench.pipeline --config qwen3.5-27b --random-weights --splits        # every split of all cards
+    python -m bench.pipeline --config qwen3.5-27b --random-weights --split 7:1 --budget 12288
+        --anchors 128 --devices cuda:0,cuda:1,cuda:0,cuda:1,cuda:0,cuda:1,cuda:0,cuda:1  # eight cards' launches
     python -m bench.pipeline --varied-steps 500 --races 4
     torchrun --standalone --nproc-per-node 2 -m bench.pipeline --small --rows-per-step 2 --losses
     python -m bench.pipeline --small
@@ -23,6 +25,7 @@ import io
 import json
 import math
 import os
+import statistics
 import sys
 import threading
 import time
@@ -222,7 +225,11 @@ class Bench:
             if timer.failure is not None:
                 raise timer.failure
         seconds = [timer.seconds for timer in timers]
-        self.rates["targets"] = self.world.size * sum(self.recipe.data.budget / s for s in seconds)
+        rate = torch.tensor(
+            sum(self.recipe.data.budget / s for s in seconds), device=self.devices.drafters[0]
+        )
+        self.world.add(rate)  # the cards of the others may be faster or slower
+        self.rates["targets"] = float(rate)
         say(f"{self.rates['targets']:,.0f} tok/s; a row takes {', '.join(f'{s:.3f}' for s in seconds)} s")
         flops = target_flops(text(self.options).to_dict(), self.geometry.target_layer_ids[-1], 1)
         self._print_rate(self.rates["targets"] * flops, self.devices.targets)
@@ -305,13 +312,16 @@ class Bench:
         say(f"efficiency {reached:.1%} of {of}; {_goal('≥', EFFICIENCY, reached >= EFFICIENCY)}")
 
     def _scaling(self) -> None:
-        """The same parts, fewer of them: 2:2 against the 1:1 of its first target and first drafter."""
+        """The same parts, fewer of them: 2:2 against each 1:1 in it: no two cards are equally fast."""
         times = math.gcd(*self.devices.split)
-        targets, drafters = (side // times for side in self.devices.split)
-        rows = max(1, self.recipe.rows_per_step // times)
-        self.measure("part", self.targets[:targets], self.replicas[:drafters], rows=rows)
-        reached, goal = self.rates["pipeline"] / self.rates["part"], SCALING * times
-        whole = f"{targets}:{drafters} -> {self.devices.split[0]}:{self.devices.split[1]}"
+        t, d = (side // times for side in self.devices.split)
+        rows, parts = max(1, self.recipe.rows_per_step // times), [f"part {n + 1}" for n in range(times)]
+        for n, name in enumerate(parts):
+            mine = self.targets[n * t : (n + 1) * t], self.replicas[n * d : (n + 1) * d]
+            self.measure(name, *mine, rows=rows)
+        mean = statistics.mean(self.rates[name] for name in parts)
+        reached, goal = self.rates["pipeline"] / mean, SCALING * times
+        whole = f"{t}:{d} -> {self.devices.split[0]}:{self.devices.split[1]}"
         say(f"scaling {whole}: {reached:.3f} x; goal ≥ {goal:.2f} x: {_held(reached >= goal)}")
 
     def _traced(self) -> None:

@@ -1,8 +1,9 @@
 """The threads of a run: one loader, one per target, one per drafter, with bounded channels between them.
 
-Who takes which row is schedule.py's; a channel for each (target, drafter) pair keeps order without a reorder
-buffer, and the smallest row not yet consumed can always be produced. Any thread's failure ends all of them
-and is told by name.
+Rows are begun in order by whichever target is free, because GPUs of one kind differ by 5 % and in turn all
+would go at the slowest one's pace; they lie on a shelf until the drafter whose row it is (schedule.py) asks
+for it. So what is learnt does not depend on who was faster. Any thread's failure ends all of them and is told
+by name.
 
 On CUDA the hosts run ahead of their devices: each step's numbers are read one step late, so that reading them
 stops nothing. Where `stands_still` asks for it (a checkpoint, an evaluation) they are read at once.
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from trainer.balance import Costs
-from trainer.channel import Channel, Closed
+from trainer.channel import Channel, Closed, Shelf
 from trainer.clock import DONE, EXCHANGE, REPORTING, ROW, STEP, WAITING, Clock, Stamp
 from trainer.config import Recipe
 from trainer.data import Row
@@ -100,13 +101,11 @@ class Pipeline:
         self._start_step, self._stop, self._on_step = start_step, stop, on_step
         self._stands_still, self._world = stands_still, world
         self._schedule = Schedule(
-            recipe.rows_per_step, len(targets), len(replicas), process=world.rank, processes=world.size
+            recipe.rows_per_step, len(replicas), process=world.rank, processes=world.size
         )
         rows = recipe.topology.queue_rows
-        self._inputs: list[Channel[Row]] = [Channel(rows) for _ in targets]
-        self._features: dict[tuple[int, int], Channel[Delivery]] = {
-            (t, d): Channel(rows) for t in range(len(targets)) for d in range(len(replicas))
-        }
+        self._rows: Channel[Row] = Channel(rows * len(targets))
+        self._features: Shelf[Delivery] = Shelf(len(targets), rows)
         self._exchange = Exchange([r.device for r in replicas], world, at_rendezvous=self._agree)
         self.means = self._exchange.means  # how gradients meet, for the log
         self._stopping = False
@@ -168,8 +167,8 @@ class Pipeline:
         )
 
     def _close(self) -> None:
-        for channel in (*self._inputs, *self._features.values()):
-            channel.close()
+        self._rows.close()
+        self._features.close()
         self._exchange.abort()
 
     def _steps(self) -> range:
@@ -181,25 +180,23 @@ class Pipeline:
                 clock.mark(f"packing row {turn.row}")
                 with clock.work(ROW):
                     row = self._order.row(turn.row)
-                clock.mark(f"{WAITING} for target-{turn.target} to take row {turn.row}")
-                self._inputs[turn.target].put(row)
+                clock.mark(f"{WAITING} for a target to take row {turn.row}")
+                self._rows.put(row)
 
     def _tap(self, clock: Clock, number: int) -> None:
         target = self._targets[number]
         with own_stream(target.device):
-            for step in self._steps():
-                for turn in self._schedule.step(step):
-                    if turn.target != number:
-                        continue
-                    clock.mark(f"{WAITING} for row {turn.row}")
-                    row = self._inputs[number].get()
-                    clock.mark(f"features of row {turn.row}")
-                    clock.keep_pace()
-                    with clock.work(ROW):
-                        delivery = send(row, target.features(row))
-                    clock.mark(f"{WAITING} for drafter-{turn.drafter} to take row {turn.row}")
-                    self._features[number, turn.drafter].put(delivery)
-                    del row, delivery  # the memory of a row is not held while the next one is awaited
+            while True:  # until it is Closed: the drafters know which step is the last
+                clock.mark("features of the rows begun")
+                clock.keep_pace()
+                clock.mark(f"{WAITING} for a row")
+                row = self._rows.get()
+                clock.mark(f"features of row {row.index}")
+                with clock.work(ROW):
+                    delivery = send(row, target.features(row))
+                clock.mark(f"{WAITING} for the drafters to take rows before {row.index}")
+                self._features.put(number, row.index, delivery)
+                del row, delivery  # the memory of a row is not held while the next one is awaited
 
     def _draft(self, clock: Clock, rank: int) -> None:
         replica = self._replicas[rank]
@@ -232,8 +229,8 @@ class Pipeline:
         slots = replica.geometry.block_size - 1
         sums = torch.zeros(3 + 2 * slots, dtype=torch.float64, device=replica.device)
         for turn in self._schedule.of_drafter(step, rank):
-            clock.mark(f"{WAITING} for the features of row {turn.row} from target-{turn.target}")
-            delivery = self._features[turn.target, rank].get()
+            clock.mark(f"{WAITING} for the features of row {turn.row}")
+            delivery = self._features.take(turn.row)
             clock.mark(f"backward of row {turn.row}")
             clock.keep_pace()
             features = inbox.take(delivery)

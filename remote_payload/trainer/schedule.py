@@ -1,8 +1,8 @@
-"""Who computes which row: a pure function of the step, so that every thread and process agrees unasked.
+"""Who learns from which row: a pure function of the step, so that every thread and process agrees unasked.
 
 A step is `rows_per_step` rows whatever the number of drafters. The drafters of all processes, counted through
 (process 0's first), take the step's rows in turn: drafter d of D takes rows d, d+D, …; a drafter beyond the
-rows of a step adds nothing to it. A process gives its own rows to its targets in turn.
+rows of a step adds nothing to it. Which target computes a row's features is left to their pace.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Turn:
-    """Row `row` of the whole training goes through target `target` to drafter `drafter` of this process."""
+    """Row `row` of the whole training is for drafter `drafter` of this process."""
 
     row: int
-    target: int
     drafter: int
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The turns of one process out of `processes`; all have `targets` targets and `drafters` drafters."""
+    """The turns of one process out of `processes`, each with as many drafters."""
 
     rows_per_step: int
-    targets: int
     drafters: int
     process: int = 0
     processes: int = 1
@@ -39,11 +37,7 @@ class Schedule:
 
     def step(self, step: int) -> list[Turn]:
         """In the order of the rows."""
-        first = step * len(self._mine)
-        return [
-            Turn(step * self.rows_per_step + place, (first + nth) % self.targets, drafter)
-            for nth, (place, drafter) in enumerate(self._mine)
-        ]
+        return [Turn(step * self.rows_per_step + place, drafter) for place, drafter in self._mine]
 
     def of_drafter(self, step: int, drafter: int) -> list[Turn]:
         return [turn for turn in self.step(step) if turn.drafter == drafter]

@@ -156,6 +156,52 @@ def test_a_stop_ends_after_the_step_in_flight_on_every_drafter(tiny_release):
     assert checksum(rig.replicas[0].storage.weights) == checksum(rig.replicas[1].storage.weights)
 
 
+class Paced:
+    """A target that notes its rows and, before each, does what it is told."""
+
+    def __init__(self, target, before) -> None:
+        self.device, self.rows = target.device, []
+        self._target, self._before = target, before
+
+    def features(self, row):
+        self._before()
+        self.rows.append(row.index)
+        return self._target.features(row)
+
+
+def test_a_target_that_is_faster_computes_more_rows_and_the_steps_stay_the_same(tiny_release):
+    recipe = ("train.steps=10", "train.rows_per_step=4", "topology.split=2:2", "topology.queue_rows=4")
+    even = Rig(tiny_release, *recipe)
+    even.run()
+
+    rig = Rig(tiny_release, *recipe)
+    changed = threading.Condition()
+
+    def after_three_rows_of_the_other() -> None:
+        with changed:
+            enough = len(quick.rows) + 3
+            assert changed.wait_for(lambda: len(quick.rows) >= enough or ended(), 900)
+
+    def ended() -> bool:
+        return len(slow.rows) + len(quick.rows) >= 10 * 4 - 1
+
+    def tell() -> None:
+        with changed:
+            changed.notify_all()
+
+    slow, quick = (
+        Paced(target, before)
+        for target, before in zip(rig.targets, (after_three_rows_of_the_other, tell), strict=True)
+    )
+    rig.targets = [slow, quick]
+    rig.run(while_running=tell)
+
+    assert sorted(slow.rows + quick.rows) == list(range(10 * 4))
+    assert len(quick.rows) > 2 * len(slow.rows) > 0
+    assert [result.loss for result in rig.results] == [result.loss for result in even.results]
+    assert torch.equal(rig.replicas[1].storage.weights, even.replicas[1].storage.weights)
+
+
 @pytest.mark.parametrize("where", ["loader", "target-0", "drafter-1"])
 def test_a_failure_in_any_thread_ends_the_run_and_names_it(tiny_release, monkeypatch, where):
     rig = Rig(tiny_release, "train.steps=1000", "topology.drafters=2")

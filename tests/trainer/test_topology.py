@@ -216,20 +216,14 @@ def test_without_need_there_is_no_advice():
     assert early.row_s == {} and early.advice is None
 
 
-@given(
-    rows=st.integers(1, 9),
-    targets=st.integers(1, 4),
-    drafters=st.integers(1, 4),
-    processes=st.integers(1, 3),
-)
-def test_every_row_has_exactly_one_place_and_order_needs_no_buffer(rows, targets, drafters, processes):
-    schedules = [Schedule(rows, targets, drafters, p, processes) for p in range(processes)]
+@given(rows=st.integers(1, 9), drafters=st.integers(1, 4), processes=st.integers(1, 3))
+def test_every_row_has_exactly_one_place(rows, drafters, processes):
+    schedules = [Schedule(rows, drafters, p, processes) for p in range(processes)]
     seen = []
     for step in range(3):
         for process, schedule in enumerate(schedules):
             turns = schedule.step(step)
             assert [t.row for t in turns] == sorted(t.row for t in turns)
-            assert sorted(turns, key=lambda t: t.row) == turns
             mine = [schedule.of_drafter(step, d) for d in range(drafters)]
             assert sorted(itertools.chain(*mine), key=lambda t: t.row) == turns
             for turn in turns:
@@ -237,10 +231,3 @@ def test_every_row_has_exactly_one_place_and_order_needs_no_buffer(rows, targets
                 assert place % (drafters * processes) == process * drafters + turn.drafter
             seen += [t.row for t in turns]
     assert sorted(seen) == list(range(3 * rows))
-
-
-@given(rows=st.integers(1, 9), targets=st.integers(1, 4), drafters=st.integers(1, 4))
-def test_targets_take_turns_across_steps(rows, targets, drafters):
-    schedule = Schedule(rows, targets, drafters)
-    turns = [turn.target for step in range(4) for turn in schedule.step(step)]
-    assert turns == [n % targets for n in range(4 * rows)]
