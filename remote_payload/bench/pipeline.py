@@ -5,7 +5,7 @@
     python -m bench.pipeline --config qwen3.5-27b --random-weights --split 2:2     # and each 1:1 in it
     python -m bench.pipeline --config qwen3.5-27b --random-weights --splits        # every split of all cards
     python -m bench.pipeline --config qwen3.5-27b --random-weights --split 7:1 --budget 12288
-        --anchors 128 --devices cuda:0,cuda:1,cuda:0,cuda:1,cuda:0,cuda:1,cuda:0,cuda:1  # eight cards' launches
+        --anchors 128 --devices cuda:0,cuda:1,cuda:0,cuda:1,cuda:0,cuda:1,cuda:0,cuda:1  # as on eight
     python -m bench.pipeline --varied-steps 500 --races 4
     torchrun --standalone --nproc-per-node 2 -m bench.pipeline --small --rows-per-step 2 --losses
     python -m bench.pipeline --small
