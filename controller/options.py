@@ -53,23 +53,36 @@ def plain_task(
     positional: tuple[str, ...] = (),
     optional: tuple[str, ...] = (),
     default: bool = False,
+    or_dashes: bool = False,
     **help_: Any,
 ) -> Callable[[Body], Body]:
-    """A task of Invoke's. `optional`: options that may stand with or without a value.
+    """A task of Invoke's. `optional`: options that may stand with or without a value. `or_dashes`: words
+    behind a `--` may stand in place of the positional arguments.
 
     Short flags are off: a parameter that begins with h would take -h away from --help.
     """
     typed.may_repeat(iterable)
-    made: Callable[[Body], Body] = task(
-        name=name or None,
-        iterable=iterable,
-        positional=positional,
-        optional=optional,
-        default=default,
-        auto_shortflags=False,
-        help={key.rstrip("_"): f"{text}{_bare(key, positional)}" for key, text in help_.items()},
-    )
-    return made
+
+    def decorate(body: Body) -> Body:
+        dashes = or_dashes and typed.begins_with_dashes(name, _valued(body))
+        made: Body = task(
+            name=name or None,
+            iterable=iterable,
+            positional=() if dashes else positional,
+            optional=optional,
+            default=default,
+            auto_shortflags=False,
+            help={key.rstrip("_"): f"{text}{_bare(key, positional)}" for key, text in help_.items()},
+        )(body)
+        return made
+
+    return decorate
+
+
+def _valued(body: Body) -> list[str]:
+    """The options of a task that take a value, as they are typed: all but truth values, which are flags."""
+    _, *own = inspect.signature(body).parameters.values()
+    return [typed.flag(each.name) for each in own if not isinstance(each.default, bool)]
 
 
 def _bare(key: str, positional: tuple[str, ...]) -> str:

@@ -82,13 +82,11 @@ def logs(
     on("logs", one_at_a_time=True, capture=on.as_json, **options)
 
 
-_WITH_VALUE = ("--command", "--arg", "--cwd", "--timeout", "--box")  # options of `exec`
-
-
 @box_task(
     "arg",
     name="exec",
-    positional=() if typed.begins_with_dashes("exec", _WITH_VALUE) else ("command",),
+    positional=("command",),
+    or_dashes=True,
     command="command and arguments in one text, split as a shell would; no shell runs them (sh -c 'a|b')",
     arg="one more argument, exactly as given; repeat it for several, or write them all behind a --",
     stdin="stream our stdin to the command",

@@ -11,9 +11,14 @@ from controller.errors import Usage
 _repeatable: set[str] = set()
 
 
+def flag(parameter: str) -> str:
+    """How a task's parameter is typed: `from_` as --from."""
+    return f"--{parameter.rstrip('_').replace('_', '-')}"
+
+
 def may_repeat(parameters: Iterable[str]) -> None:
     """These parameters of a task are options that may be given more than once."""
-    _repeatable.update(f"--{each.rstrip('_').replace('_', '-')}" for each in parameters)
+    _repeatable.update(map(flag, parameters))
 
 
 def check(words: Sequence[str]) -> None:
