@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from importlib import metadata
 from typing import Any
 
 from invoke.context import Context
-from invoke.exceptions import Exit, ParseError
 from invoke.program import Program
 from invoke.tasks import task
 
@@ -31,30 +29,10 @@ def init(c: Context, folder: Any = None, payload: bool = False, json_: bool = Fa
     cli.init(str(folder), payload, as_json=json_, dry=bool(c.config.run.dry))
 
 
-class _Program(Program):
-    """Invoke's, with a mend for words that it does not understand."""
-
-    def parse_tasks(self) -> None:
-        try:
-            super().parse_tasks()
-        except ParseError as error:
-            raise Exit(f"error: {error}\nhint: {self._mend()}", 1) from None
-
-    def _mend(self) -> str:
-        names = self.collection.task_names
-        known = {name for task, others in names.items() for name in (task, *others)}
-        asked = next((word for word in self.core.unparsed if not word.startswith("-")), "")
-        if asked in known:
-            several = "; several runs are one word, r-0003,r-0004" if asked == "plot" else ""
-            return f"pctrun --help {asked}{several}"
-        close = difflib.get_close_matches(asked, sorted(known), n=1, cutoff=0.5)
-        return f"did you mean '{close[0]}'? pctrun --list" if close else "pctrun --list"
-
-
 def main() -> None:
     """The console command; `invoke` in a folder with tasks.py takes the same words, without `init`."""
     namespace.add_task(init)
-    program = _Program(
+    program = Program(
         version=metadata.version("pctrun"), namespace=namespace, name="pctrun", binary_names=["pctrun"]
     )
     program.run(["pctrun", *_with_folder(sys.argv[1:])])

@@ -6,7 +6,7 @@ from typing import Any
 
 from invoke.collection import Collection
 
-from controller import typed
+from controller import mistyped, typed
 from controller.options import RUN, SLOW, On, box_task, cli, named
 from controller.tasks_grouped import env, runs, sandbox
 
@@ -200,3 +200,4 @@ namespace = Collection(
 )
 for group in (sandbox, runs, env):
     namespace.add_collection(group)
+mistyped.tell()

@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controller.options import On, box_task
+
+PROJECT = Path(__file__).resolve().parents[2]
+PROGRAMS = {"invoke": ["-m", "invoke"], "pctrun": ["-c", "from controller.program import main; main()"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        ("statu", "there is no task 'statu'", "did you mean 'status'? {} --list"),
+        ("deploy statu", "there is no task 'statu'", "did you mean 'status'? {} --list"),
+        ("--help show", "there is no task 'show'", "did you mean 'runs.show'? {} --list"),
+        ("xyzzy", "there is no task 'xyzzy'", "{} --list"),
+        ("abort now", "abort has no use for 'now'", "{} --help abort"),
+        ("wait --util=x", "wait has no option --util", "did you mean '--until'? {} --help wait"),
+        ("--dri status", "{} has no option --dri", "did you mean '--dry'? {} --help"),
+        ("status --run", "--run wants a value", "{} --help status"),
+        (
+            "runs.show",
+            "'runs.show' did not receive required positional arguments: 'run'",
+            "{} --help runs.show",
+        ),
+    ],
+)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_mistyped_word_is_one_line_with_the_nearest(
+    program: str, words: str, error: str, hint: str
+) -> None:
+    line = [sys.executable, *PROGRAMS[program], *words.split()]
+    done = subprocess.run(line, cwd=PROJECT, capture_output=True, text=True, timeout=900)
+    told = f"error: {error.format(program)}\nhint: {hint.format(program)}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
 
 
 def test_which_options_have_a_word_of_their_own_follows_from_the_task(
