@@ -96,9 +96,20 @@ def screen_width() -> int:
     return max(60, _columns(sys.stdout))
 
 
+def table_width() -> int | None:
+    """Of a table on stdout: what its terminal has, 60 at least; None, any width, where there is none."""
+    columns = _terminal(sys.stdout)
+    return max(60, columns) if columns else None
+
+
 def _columns(stream: TextIO) -> int:
     """The terminal's width, at most 100: a line that wraps tears words and could not be wiped."""
+    return min(100, _terminal(stream) or 100)
+
+
+def _terminal(stream: TextIO) -> int:
+    """The terminal's width; 0 where there is none, or it does not say."""
     try:
-        return min(100, os.get_terminal_size(stream.fileno()).columns or 100)
+        return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
-        return 100
+        return 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from controller import attempts, history, render, words
-from controller.console import Console, screen_width
+from controller.console import Console, table_width
 from controller.history import Figures, History
 from controller.inventory import Box
 from controller.outcome import Outcome
@@ -18,6 +19,7 @@ Json = dict[str, Any]
 
 _HEAD = ("", "run", "verdict", "started", "step", "tok/s", "loss", "τ", "recipe", "release", "by")
 _RIGHT = (4, 5, 6, 7)
+_FIRST_TO_GO = ("by", "release", "started", "recipe")  # where a terminal is too narrow for all
 NONE = "–"
 
 
@@ -31,7 +33,8 @@ def run(box: Box, console: Console, *, limit: int = 20) -> Outcome:
     if found.why:
         console.note(f"{found.why}; what follows is from memory")
     rows = [document(entry, found) for entry in found.entries]
-    return Outcome({"runs": rows, "total": found.total, "from_memory": bool(found.why)}, _table(rows, found))
+    table = _table(rows, found, table_width())
+    return Outcome({"runs": rows, "total": found.total, "from_memory": bool(found.why)}, table)
 
 
 def document(entry: Json, found: History) -> Json:
@@ -77,24 +80,46 @@ def number(value: float | None, form: str) -> str:
     return NONE if value is None else form.format(value)
 
 
-def _table(rows: list[Json], found: History) -> str:
+def _table(rows: list[Json], found: History, most: int | None = None) -> str:
+    """The runs in `most` characters a line; what does not fit is said once below, or said to be left out."""
     if not rows:
         return "no run yet: invoke restart"
     lines = [_HEAD, *(_row(each) for each in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
+    columns, below = _fitting(lines[1:], widths, most) if most else (list(range(len(_HEAD))), [])
     shown: list[str] = []
-    most = screen_width()
     for line in lines:
         cells = [
-            f"{cell:>{width}}" if column in _RIGHT else f"{cell:<{width}}"
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            f"{line[each]:>{widths[each]}}" if each in _RIGHT else f"{line[each]:<{widths[each]}}"
+            for each in columns
         ]
-        shown.append(render.cut("  ".join(cells), most))
+        row = "  ".join(cells).rstrip()
+        shown.append(row if most is None else render.cut(row, most))
     more = found.total - len(rows)
     if more > 0:
         shown.append(f"and {more} older: --limit 0 shows them")
+    shown += below
     shown.append("next  invoke runs.show RUN   |   invoke runs.diff A B   |   invoke plot A,B")
     return "\n".join(shown)
+
+
+def _fitting(rows: Sequence[tuple[str, ...]], widths: list[int], most: int) -> tuple[list[int], list[str]]:
+    """The columns that fit into `most` characters, and a line on those that do not: first goes what is the
+    same in every row, since nothing is lost by saying it once."""
+    columns, alike, missing = list(range(len(_HEAD))), [], []
+    values = {name: {row[_HEAD.index(name)] for row in rows} for name in _FIRST_TO_GO}
+    for name in sorted(_FIRST_TO_GO, key=lambda name: len(values[name]) > 1):  # a stable order
+        if sum(widths[each] + 2 for each in columns) - 2 <= most:
+            break
+        columns.remove(_HEAD.index(name))
+        if len(values[name]) > 1:
+            missing.append(name)
+        else:
+            alike.append(f"{name} {values[name].pop()}")
+    below = [f"every run: {', '.join(alike)}"] if alike else []
+    if missing:
+        below.append(f"no room for {', '.join(missing)}: a wider terminal, or invoke runs.show RUN")
+    return columns, below
 
 
 def _row(each: Json) -> tuple[str, ...]:

@@ -131,6 +131,28 @@ def test_the_table(golden: Callable[[str, str], None]) -> None:
     text = runs._table(rows, found)
     golden("screens/runs-table.txt", text)
     assert all(len(line) <= 100 for line in text.splitlines())
+    rows[0]["release"] = "77de9f31c2aa0002"
+    golden("screens/runs-table-80-columns.txt", runs._table(rows, found, 80))
+    rows[1]["recipe"] = "qwen3.6-27b-paper"
+    golden("screens/runs-table-60-columns.txt", runs._table(rows, found, 60))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_a_table_loses_nothing_in_silence_to_a_narrow_terminal(width: int) -> None:
+    """Each column stands in the table or is spoken of below it."""
+    names = ("smollm2-135m", "qwen3.6-27b-paper")
+    entries = [entry(number) for number in range(9, 3, -1)]
+    for number, each in enumerate(entries):
+        each["record"] |= {"recipe": names[number % 2], "release": f"9f31c2aa{number}"}
+    found = History(entries, NOW, 9)
+    rows = [runs.document(each, found) for each in found.entries]
+    head, *lines = runs._table(rows, found, width).splitlines()
+    assert "…" not in "".join(lines)
+    assert all(len(line) <= max(width, 76) for line in (head, *lines))
+    alike = [line.removeprefix("every run: ") for line in lines if line.startswith("every run: ")]
+    missing = [line.partition(":")[0] for line in lines if line.startswith("no room for ")]
+    shown, told = set(head.split()), set(" ".join(alike + missing).replace(",", "").split())
+    assert [name for name in runs._HEAD if name and (name in shown) == (name in told)] == []
 
 
 def test_one_run_with_all_that_made_it(golden: Callable[[str, str], None], at_hand: Any) -> None:
