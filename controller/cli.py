@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 
 from invoke.exceptions import Exit
 
-from controller import errors, inventory, many, plan, render, typed
+from controller import errors, inventory, many, plan, project, render, typed
 from controller.console import Console, open_closed_streams
 from controller.errors import ConnectionLost, Detached, PctrunError, Usage
-from controller.inventory import Box
+from controller.inventory import Box, Inventory
 from controller.outcome import Outcome
 
 SCHEMA = 1
@@ -59,7 +59,7 @@ def operate(
         typed.check(sys.argv)
         options.update({name: _number(int, name, text) for name, text in (whole or {}).items()})
         options.update({name: _number(float, name, text) for name, text in (seconds or {}).items()})
-        chosen = inventory.load().pick(boxes, every=every)
+        chosen = _inventory().pick(boxes, every=every)
         if (lone or options.get("follow")) and len(chosen) > 1:
             what = task if lone else "--follow"
             raise Usage(f"{what} takes one box", "use a terminal of its own for each")
@@ -84,6 +84,14 @@ def operate(
         return _report(task, chosen, results, as_json=as_json)
 
     _finish(work, task, as_json=as_json)
+
+
+def _inventory() -> Inventory:
+    """The boxes; a copy that is installed from its checkout says when it takes the checkout's."""
+    path = inventory.find()
+    if project.is_borrowed(path):
+        Console().note(f"inventory: {path} (the checkout's: none here or above)")
+    return inventory.load(path)
 
 
 def _dial_ahead(box: Box) -> None:
@@ -111,7 +119,7 @@ def boxes(names: list[str], *, as_json: bool) -> None:
     """`invoke boxes`."""
     from controller.boxes import table
 
-    _single("boxes", lambda: table(inventory.load(), names), as_json=as_json)
+    _single("boxes", lambda: table(_inventory(), names), as_json=as_json)
 
 
 def sandbox(name: str, would: str, *, as_json: bool, dry: bool, **options: Any) -> None:

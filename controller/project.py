@@ -22,3 +22,9 @@ def inventory_path() -> Path | None:
     here = Path.cwd()
     found = (folder / FILE_NAME for folder in (here, *here.parents, PROJECT))
     return next((path for path in found if path.is_file()), None)
+
+
+def is_borrowed(inventory: Path) -> bool:
+    """Whether it is the checkout's for want of one where we are: nobody here has named it."""
+    here = Path.cwd()
+    return not os.environ.get("PCTRUN_INVENTORY") and inventory.parent not in (here, *here.parents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,26 @@ def test_which_options_have_a_word_of_their_own_follows_from_the_task(
         assert positional(f"go {own} -- ls") == ()
     for own in ("a", "--deep-down a", "--into a b", "--json a"):
         assert positional(f"go {own} -- ls") == ("what",)
+
+
+def test_an_inventory_that_nobody_here_has_named_is_named(tmp_path: Path) -> None:
+    """An editable copy knows its checkout's: in a folder without one it is taken, but not in silence."""
+    own, checkouts = tmp_path / "own", PROJECT / "inventory.yaml"
+    own.mkdir()
+    (own / "inventory.yaml").write_text(checkouts.read_text())
+    kept = {key: value for key, value in os.environ.items() if key != "PCTRUN_INVENTORY"}
+    kept["PYTHONPATH"] = str(PROJECT)
+    note = f"inventory: {checkouts} (the checkout's: none here or above)\n"
+    for folder, more, told in (
+        (tmp_path, {}, note),
+        (PROJECT / "docs", {}, ""),
+        (own, {}, ""),
+        (tmp_path, {"PCTRUN_INVENTORY": str(checkouts)}, ""),
+    ):
+        for words in ("boxes", "-R abort"):
+            line = [sys.executable, *PROGRAMS["pctrun"], *words.split()]
+            done = subprocess.run(
+                line, cwd=folder, env=kept | more, capture_output=True, text=True, timeout=900
+            )
+            assert (done.returncode, done.stderr) == (0, told), (folder, words)
+            assert "sandbox" in done.stdout
