@@ -2,8 +2,9 @@
 
     python tests/record_nvidia_smi.py OUT.json [--seconds 4]
 
-Needs a GPU; the load is a matrix product by torch in a process of its own. Serial numbers and UUIDs are
-blanked. The file is `{"made": …, "idle": {"nvidia-smi -q -x": {"code": 0, "text": …}, …}, "busy": {…}}`.
+Needs a GPU; the load is a matrix product by torch in a process of its own. What tells one card, machine or
+person from another is blanked; a recording lies in tests/golden/nvidia-smi. The file is
+`{"made": …, "idle": {"nvidia-smi -q -x": {"code": 0, "seconds": …, "text": …}, …}, "busy": {…}}`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ APPLICATIONS = [
     "--query-compute-apps=pid,process_name,used_memory",
     "--format=csv,noheader,nounits",
 ]
+DEVICE_FILES = ["sh", "-c", "ls -l /dev | grep nvidia"]
 FORMS = [
     *(list(gpu.table(dialect)) for dialect in range(len(gpu._DIALECTS))),
     list(gpu_health.LONG),
@@ -43,17 +45,24 @@ FORMS = [
     ["nvidia-smi", "topo", "-m"],
     APPLICATIONS,
     ["cat", "/proc/driver/nvidia/version"],
-    ["ls", "-l", "/dev"],
+    DEVICE_FILES,
 ]
+_NAMES = r"serial|guid|pdi|board[ _]id|part[ _]number|host[ _]id|certificate"
 BLANKED = (
-    (re.compile(r"GPU-[0-9a-f-]{36}"), "GPU-00000000-0000-0000-0000-000000000000"),
     (
-        re.compile(
-            r"(?i)((?:serial|guid|pdi|board_id|part_number|certificate)\w*[^:>\n]*[:>]\s*)[0-9A-Fx][\w.-]*"
-        ),
-        r"\g<1>0",
+        re.compile(r"(?i)\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"),
+        "00000000-0000-0000-0000-000000000000",
     ),
+    (re.compile(rf"(?i)((?:{_NAMES})[\w ]*[:>][ \t]*)(?!N/A\b)[^\s<]+"), r"\g<1>0"),  # `-q` and `-q -x` alike
+    (re.compile(r"\([^\s()]+@[^\s()]*\)"), "(user@host)"),  # who built the kernel's module
+    (re.compile(r"/home/[^/\s]+"), "/home/user"),
 )
+
+
+def blanked(text: str) -> str:
+    for pattern, blank in BLANKED:
+        text = pattern.sub(blank, text)
+    return text
 
 
 def record() -> dict[str, dict[str, object]]:
@@ -61,10 +70,11 @@ def record() -> dict[str, dict[str, object]]:
     for argv in FORMS:
         began = time.monotonic()
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        text = done.stdout + done.stderr
-        for pattern, blank in BLANKED:
-            text = pattern.sub(blank, text)
-        found[" ".join(argv)] = {"code": done.returncode, "seconds": time.monotonic() - began, "text": text}
+        found[" ".join(argv)] = {
+            "code": done.returncode,
+            "seconds": round(time.monotonic() - began, 3),
+            "text": blanked(done.stdout + done.stderr),
+        }
     return found
 
 
