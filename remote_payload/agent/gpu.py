@@ -15,7 +15,7 @@ import re
 import select
 import subprocess
 import time
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 from agent import procs
 from agent.files import number, read_json
@@ -55,7 +55,7 @@ _REASONS = (
     "sw_thermal_slowdown",
     "hw_thermal_slowdown",
     "hw_power_brake_slowdown",
-    "display_clock_setting",
+    "display_clocks_setting",
 )
 DEVICES = "/dev/nvidia"
 OVERDUE_S = 5.0  # a question that takes longer hangs: who comes later does not wait for it
@@ -86,22 +86,18 @@ class Query:
         for any more but an answer."""
         if self.child is not None or self.known is not None:
             return True
-        try:
-            handle = os.open(self.note, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError:  # no run has been started here yet, or a full disk: nothing keeps looks apart
-            handle = -1
-        try:
-            if handle >= 0 and not _take(handle):
-                noted = read_json(self.note) or {}
-                age = time.monotonic() - (number(noted, "since") or time.monotonic())
-                if age > OVERDUE_S and _living(noted) is not None:
-                    self.known = Reply("timeout", _hanging(self.program, self.note))
-                return self.known is not None
-            self._spawn(handle)
+        lock = _locked(self.note)
+        if lock is not None:
+            try:
+                self._spawn(lock)
+            finally:
+                os.close(lock)  # the child has its own
             return True
-        finally:
-            if handle >= 0:
-                os.close(handle)  # the child has its own
+        noted = read_json(self.note) or {}
+        age = time.monotonic() - (number(noted, "since") or time.monotonic())
+        if age > OVERDUE_S and _living(noted) is not None:
+            self.known = Reply("timeout", _hanging(self.program, self.note))
+        return self.known is not None
 
     def _spawn(self, lock: int) -> None:
         try:
@@ -111,16 +107,15 @@ class Query:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=(lock,) if lock >= 0 else (),
+                pass_fds=(lock,),
             )
         except OSError:
             self.known = _without_program(self.program)
             return
-        if lock >= 0:
-            text = json.dumps({"pid": self.child.pid, "since": time.monotonic()})
-            with contextlib.suppress(OSError):  # on a full disk the lock still locks
-                os.ftruncate(lock, 0)
-                os.pwrite(lock, text.encode(), 0)
+        text = json.dumps({"pid": self.child.pid, "since": time.monotonic()})
+        with contextlib.suppress(OSError):  # on a full disk, or where it is a name, the lock still locks
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, text.encode(), 0)
 
 
 def table(dialect: int = 0) -> tuple[str, ...]:
@@ -223,12 +218,30 @@ def _give_up(query: Query, child: subprocess.Popen[bytes]) -> Reply:
     return Reply("timeout", f"{query.program} did not answer in time")
 
 
-def _take(handle: int) -> bool:
+def _locked(note: str) -> Optional[int]:
+    """A descriptor that holds the lock while it, or a child's copy, is open; None: another has it.
+
+    Where the file cannot be made (nothing was started since the container's boot, or its disk is full) a
+    socket's name is the lock: a look makes no folder.
+    """
+    try:
+        handle = os.open(note, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        import socket  # 5 ms, of the 60 that a look may take, for this alone
+
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(b"\0" + os.fsencode(note)[-100:])  # abstract, of 107 bytes at most
+        except OSError:
+            name.close()
+            return None
+        return name.detach()
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return False
-    return True
+        os.close(handle)
+        return None
+    return handle
 
 
 def _hanging(program: str, note: str) -> str:

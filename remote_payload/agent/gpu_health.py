@@ -15,6 +15,13 @@ from agent import gpu
 
 LONG = ("nvidia-smi", "-q", "-x")
 NODES = ("nvidiactl", "nvidia-uvm")  # beside one nvidiaN a GPU
+# Bad memory is put out of use by the row since Ampere, by the page before it; new drivers know channels, too.
+_WAITING = (
+    "remapped_rows/remapped_row_pending",
+    "retired_pages/pending_retirement",
+    "ecc_errors/channel_repair_pending",
+)
+_BEYOND_REPAIR = ("remapped_rows/remapped_row_failure", "ecc_errors/unrepairable_memory")
 _GPU_NODE = re.compile(r"nvidia\d+")
 _USERLAND = (
     "/usr/lib/x86_64-linux-gnu",
@@ -54,7 +61,6 @@ def _row(index: int, node: ElementTree.Element, driver: str | None) -> dict[str,
     if reasons is None:
         reasons = node.find("clocks_throttle_reasons")
     active = [each.tag for each in (reasons if reasons is not None else ()) if each.text == "Active"]
-    waiting = ("remapped_rows/remapped_row_pending", "retired_pages/pending_retirement")
     return {
         "index": index,
         "name": _text(node, "product_name"),
@@ -64,8 +70,8 @@ def _row(index: int, node: ElementTree.Element, driver: str | None) -> dict[str,
         "memory_total_mib": _number(node, "fb_memory_usage/total"),
         "ecc": _text(node, "ecc_mode/current_ecc"),
         "ecc_uncorrectable": _uncorrectable(node.find("ecc_errors/volatile")),
-        "remap_pending": any(_text(node, path) == "Yes" for path in waiting),
-        "remap_failed": _text(node, "remapped_rows/remapped_row_failure") == "Yes",
+        "remap_pending": any(_text(node, path) == "Yes" for path in _WAITING),
+        "remap_failed": any(_text(node, path) == "Yes" for path in _BEYOND_REPAIR),
         "recovery": _text(node, "gpu_recovery_action"),
         "throttle": [tag.partition("_reason_")[2] for tag in active],
         "temperature_c": _number(node, "temperature/gpu_temp"),
