@@ -7,6 +7,7 @@ import select
 import subprocess
 import time
 
+from agent import pip_said
 from agent.call import Call, Refusal
 from agent.files import tail_lines
 
@@ -69,6 +70,9 @@ def _short(line: str) -> str:
 def _failed(what: str, code: int, said: str, log: str) -> Refusal:
     if "No space left on device" in said:
         return Refusal("disk", f"{what}: no space left on the disk", "invoke env.prune, or more disk")
+    known = pip_said.explain(said)
+    if known is not None:
+        return Refusal("environment", f"{what} failed: {known[0]}", known[1])
     lines = tail_lines(log, KEPT_LINES)
     reason = next((line for line in reversed(lines) if line.lower().startswith("error")), "")
     words = f"{what} failed: {reason[:300]}" if reason else f"{what} ended with {code}"

@@ -87,6 +87,60 @@ def test_what_the_wheelhouse_lacks_is_said_before_anything_is_made(house):
     assert (looked["outcome"], looked["send"]) == ("missing", ["eta-0.2.tar.gz", "zeta-3.1-py3-none-any.whl"])
 
 
+@pytest.mark.parametrize(
+    ("pin", "more", "message", "mend"),
+    [
+        ("omega==9.0+cpu", {}, "no package index here has omega==9.0+cpu", "its maker's own index"),
+        (
+            "torch==2.1.0+here",
+            {},
+            "no package index here has torch==2.1.0+here",
+            "lies on PyTorch's own index",
+        ),
+        (
+            "omega==9.0",
+            {},
+            "no package index here has omega==9.0",
+            "name one that has it in a copy of the lock",
+        ),
+        (
+            "omega==9.0+cpu",
+            {"PIP_CONSTRAINT": "omega<9.5"},
+            "no package index here has omega==9.0+cpu, or the constraint omega<9.5 forbids it",
+            "constraints come from PIP_CONSTRAINT or pip.conf",
+        ),
+        (
+            "omega==9.0",
+            {"PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_RETRIES": "1"},
+            "no package index that can be reached has omega==9.0",
+            "send the wheels: --wheelhouse FOLDER",
+        ),
+    ],
+)
+def test_a_package_that_pip_does_not_find_is_one_line_with_the_mend(
+    house, tmp_path, pin, more, message, mend
+):
+    """Whatever pip's own headline is; with a constraint it is that of a conflict."""
+    empty = tmp_path / "simple"
+    empty.mkdir()
+    around = {
+        "PIP_CONFIG_FILE": "/dev/null",
+        "PIP_INDEX_URL": empty.as_uri(),
+        **more,
+    }  # none of the machine's
+    if "PIP_CONSTRAINT" in more:
+        (tmp_path / "constraints.txt").write_text(more["PIP_CONSTRAINT"])
+        around["PIP_CONSTRAINT"] = str(tmp_path / "constraints.txt")
+    house.environment |= around
+    try:
+        asked = house.call("env-build", name="none", lock=f"alpha==1.0\n{pin}\n", base=house.python).error
+    finally:
+        for name in around:
+            del house.environment[name]
+    assert (asked["kind"], asked["message"]) == ("environment", f"installing 2 packages failed: {message}")
+    assert mend in asked["hint"] and "log" not in asked
+
+
 # -- cuts ----------------------------------------------------------------------------------------------------
 
 
