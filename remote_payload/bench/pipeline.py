@@ -253,19 +253,17 @@ class Bench:
         """Runs the real threads of these parts, `rows` rows a step; the last step's result. tok/s of padded
         rows, so that it compares with the sides alone."""
         steps, rows = settle + (steps or self.options.steps), rows or self.recipe.rows_per_step
-        train = dataclasses.replace(self.recipe.train, steps=steps, rows_per_step=rows)
+        train = dataclasses.replace(self.recipe.train, rows_per_step=rows)
         recipe = dataclasses.replace(self.recipe, train=train)
-        results: list[StepResult] = []
-        pipeline = Pipeline(
-            recipe,
-            self.rows,
-            targets,
-            replicas,
-            start_step=0,
-            stop=threading.Event(),
-            on_step=results.append,
-            world=self.world,
-        )
+        results, stop = list[StepResult](), threading.Event()
+
+        def on_step(result: StepResult) -> None:
+            results.append(result)
+            if len(results) == steps:  # while targets still work: rows that lie ready would count as theirs
+                stop.set()
+
+        more = {"stop": stop, "on_step": on_step, "world": self.world}
+        pipeline = Pipeline(recipe, self.rows, targets, replicas, start_step=0, **more)
         before = compile_watch.graphs()
         for device in self.everywhere:
             if self.on_gpu:
@@ -273,10 +271,10 @@ class Bench:
                 empty_cache(device)
         pipeline.run(lambda: None)
         self._wait()
-        steady = results[settle:]
+        steady = results[settle:steps]
         seconds = sum(result.step_s for result in steady)
         self.rates[name] = len(steady) * rows * recipe.data.budget / seconds
-        self.losses[name] = [result.loss for result in results]
+        self.losses[name] = [result.loss for result in results[:steps]]
         last, recompiles = steady[-1], compile_watch.graphs() - before
         say(f"{self.rates[name]:,.0f} tok/s; a step takes {seconds / len(steady):.3f} s")
         say(f"gradients meet by: {pipeline.means}; {recompiles} recompiles after step 1 (goal 0)")
