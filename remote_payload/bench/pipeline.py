@@ -262,8 +262,10 @@ class Bench:
             if len(results) == steps:  # while targets still work: rows that lie ready would count as theirs
                 stop.set()
 
-        more = {"stop": stop, "on_step": on_step, "world": self.world}
-        pipeline = Pipeline(recipe, self.rows, targets, replicas, start_step=0, **more)
+        pipeline = Pipeline(
+            recipe, self.rows, targets, replicas,
+            start_step=0, stop=stop, on_step=on_step, world=self.world,
+        )  # fmt: skip
         before = compile_watch.graphs()
         for device in self.everywhere:
             if self.on_gpu:
