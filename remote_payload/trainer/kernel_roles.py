@@ -5,6 +5,7 @@ Nothing fast is imported before it is tried: a package that is not installed is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from trainer import packed_ops
 from trainer.installing import install_line
 from trainer.packing import Layout
 from trainer.target_islands import causal_convolution
+from trainer.target_layers import is_lean_config
 
 Call = Callable[..., Tensor]
 Draw = Callable[..., Tensor]
@@ -28,7 +30,7 @@ class Candidate:
 
     package: str  # as pip names it
     load: Callable[[], tuple[Call, Callable[..., Any]]]
-    built_in: bool = False  # the engine's own: compiled for each length, and nothing to hand to the engine
+    built_in: bool = False  # the target calls it unasked: there is nothing to hand to the engine
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def roles(config: Any) -> list[Role]:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     found = [_attention(config, "sliding_attention" in kinds)]
     if "linear_attention" in kinds:
-        found += [_recurrence(config), _convolution(config)]
+        found += [_recurrence(config), _convolution(config)]  # transformers' own modules call fla's, too
     return found
 
 
@@ -114,26 +116,39 @@ def _recurrence(config: Any) -> Role:
 
 
 def _convolution(config: Any) -> Role:
+    size = math.gcd(config.linear_key_head_dim, config.linear_value_head_dim)
     keys = config.linear_num_key_heads * config.linear_key_head_dim
     channels = 2 * keys + config.linear_num_value_heads * config.linear_value_head_dim
-    width = config.linear_conv_kernel_dim
 
     def sample(row: Layout, draw: Draw) -> tuple[Any, ...]:
-        return draw(_length(row), channels), draw(channels, width), row
+        weight = draw(config.linear_conv_kernel_dim, channels).t()  # stored tap by tap, as the engine has it
+        return draw(_length(row), channels), weight, row
 
-    def load_island() -> tuple[Call, Callable[..., Any]]:
-        compiled = torch.compile(causal_convolution, dynamic=False, fullgraph=True)
-        return lambda x, weight, row: compiled(x, weight, row.positions), causal_convolution
+    def load_heads() -> tuple[Call, Callable[..., Any]]:
+        from trainer.gpu.heads import convolved_heads
 
-    return Role(
-        "convolution",
-        document_convolution,
-        None,
-        causal_convolution,
-        (Candidate("torch", load_island, built_in=True),),
-        sample,
-        install_line("torch>=2.10"),
-    )
+        def call(x: Tensor, weight: Tensor, row: Layout) -> Tensor:
+            return convolved_heads(x, weight, row.positions, 0, channels // size, size, unit=False).flatten(1)
+
+        return call, convolved_heads
+
+    def load_package() -> tuple[Call, Callable[..., Any]]:
+        from causal_conv1d import causal_conv1d_fn
+
+        def call(x: Tensor, weight: Tensor, row: Layout) -> Tensor:
+            made = causal_conv1d_fn(
+                x.t()[None], weight.contiguous(), None, seq_idx=row.seq_idx, activation="silu"
+            )
+            return made[0].t()
+
+        return call, causal_conv1d_fn
+
+    if is_lean_config(config):
+        behind, candidate, mend = causal_convolution, Candidate("triton", load_heads, True), "torch>=2.10"
+    else:  # transformers packs by this package or not at all
+        behind, candidate = F.conv1d, Candidate("causal-conv1d", load_package, True)
+        mend = "causal-conv1d"
+    return Role("convolution", document_convolution, None, behind, (candidate,), sample, install_line(mend))
 
 
 def document_convolution(x: Tensor, weight: Tensor, row: Layout) -> Tensor:

@@ -185,6 +185,12 @@ def is_lean(decoder: nn.Module, config: Any) -> bool:
     return names <= {f"{family}DecoderLayer" for family in _LEAN} and config.hidden_act == "silu"
 
 
+def is_lean_config(config: Any) -> bool:
+    """What `is_lean` will say of the decoder, as far as a text configuration tells before it is built."""
+    family = type(config).__name__.removesuffix("Config").removesuffix("Text")
+    return family in _LEAN and config.hidden_act == "silu"
+
+
 def _softmax_mixer(module: nn.Module, config: Any, centred: bool, eight_bit: bool) -> SoftmaxMixer:
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     windowed = hasattr(module, "sliding_window") or type(module).__name__.startswith("Mistral")
