@@ -14,18 +14,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable
 
-from agent import cache, files, gpu_health, interpreter, kernels, procs, releases, snapshot
+from agent import cache, files, gpu, gpu_health, interpreter, kernels, procs, releases, snapshot
 from agent.call import Args, Call, Json, Refusal, Roots
 
 ARGS: Args = {
     "recipe": (str, None, "a name under recipes/, or a YAML file of the container"),
     "overrides": (object, {}, "changes to the recipe: an object or a list of key=value"),
     "python": (str, None, "the run's interpreter; without it this one"),
-    "gpu_deadline_s": (float, 10.0, "seconds that nvidia-smi's long form gets"),
+    "gpu_deadline_s": (float, gpu.DEADLINE_S, "seconds for nvidia-smi, and beside it for the device files"),
     "prove": (bool, True, "run the kernel proof when there is a GPU and no run is alive"),
     "prove_s": (float, 300.0, "seconds that the kernel proof gets; it compiles when the cache is cold"),
 }
-NODES_S = 5.0
 CACHES_S = 2.0  # for counting their bytes: a cache of months has many thousand files
 FX_THREADS = "trainer/fx_threads.py"
 
@@ -36,7 +35,7 @@ def run(call: Call) -> Json:
     now = time.time()
     question = gpu_health.ask_long(roots.run, args["gpu_deadline_s"])
     paths = gpu_health.nodes()
-    opening = gpu_health.ask_nodes(roots.run, NODES_S, paths)
+    opening = gpu_health.ask_nodes(roots.run, args["gpu_deadline_s"], paths)
     release = releases.linked(roots, "current")
     release_dir = releases.folder(roots, release) if release else None
     with ThreadPoolExecutor(4) as pool:
@@ -157,6 +156,8 @@ def _kernels(call: Call, facts: Json, release_dir: str | None) -> Json:
         return {"skipped": "there is no GPU to prove them on"}
     if facts["alive"]:
         return {"skipped": f"{facts['alive'][0]['id']} is using the GPUs, and proved its own at its start"}
+    if facts["gpus"]["status"] == "timeout":
+        return {"skipped": "nvidia-smi does not answer, and the proof would hang as it does"}
     for part in ("python", "recipe"):
         if facts[part]["error"] is not None:
             return {"skipped": f"the {part} is not usable yet"}

@@ -26,7 +26,7 @@ ARGS: Args = {
     "run": (str, None, "run id; without it the newest"),
     "log_lines": (int, 10, "lines of the log's end"),
     "metrics_lines": (int, 200, "lines of the metrics' end"),
-    "gpu_deadline_s": (float, 5.0, "seconds that nvidia-smi gets"),
+    "gpu_deadline_s": (float, gpu.DEADLINE_S, "seconds that nvidia-smi gets"),
 }
 RECENT_RUNS = 10
 LINE_CHARS = 2000  # of one log line

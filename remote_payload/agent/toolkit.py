@@ -65,7 +65,7 @@ def architectures(roots: Roots, given: str | None) -> str:
     if given is not None:
         found = sorted(set(given.replace(",", ";").split(";")))
     else:
-        said = gpu.reply(gpu.ask(roots.run, 10.0, ARCH))
+        said = gpu.reply(gpu.ask(roots.run, gpu.DEADLINE_S, ARCH))
         found = sorted({line.strip() for line in said.text.splitlines() if line.strip()})
     if not found or not all(re.fullmatch(r"\d+\.\d[a-z]?", each) for each in found):
         why = f"not {given!r:.40}" if given is not None else "no GPU here says its own"

@@ -137,13 +137,16 @@ def test_a_proof_that_fails_says_why(ready, smi, proof, code, expected):
     assert doctor(ready, prove=False)["kernels"] == {"skipped": "not asked for"}
 
 
-def test_a_driver_that_hangs_costs_its_deadline_and_the_other_facts_are_there(box, smi):
-    Path(box.roots["run"]).mkdir()
+def test_a_driver_that_hangs_costs_its_deadline_and_no_proof_and_the_other_facts_are_there(ready, smi):
     smi("exec sleep 60")
+    proof = {"ok": True, "reports": [{"device": "cuda:0", "fast": True, "lines": [LINE]}]}
     began = time.monotonic()
-    facts = doctor(box, gpu_deadline_s=0.5)
+    facts = doctor(ready, overrides={"proof": proof}, gpu_deadline_s=0.5)
     assert time.monotonic() - began < 45
     assert facts["gpus"]["status"] == "timeout" and facts["tmux"]["path"]
+    assert facts["recipe"]["error"] is None and facts["python"]["error"] is None
+    why = "nvidia-smi does not answer, and the proof would hang as it does"
+    assert facts["kernels"] == {"skipped": why}, "a proof has minutes"
 
 
 def test_device_files_are_opened_and_not_only_looked_at(box):

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from agent import gpu, gpu_health
+from agent import gpu, gpu_health, toolkit
+from agent.call import Refusal, Roots
 from controller import checks_gpu, gpu_words
 from controller.endpoint import Endpoint
 from tests.agent.conftest import Box
@@ -395,3 +396,30 @@ def test_a_hung_driver_costs_five_seconds_and_is_asked_once_although_nothing_was
     player.play("idle")
     again = box.call("snapshot", gpu_deadline_s=PATIENT_S).result["gpus"]
     assert again["rows"] == [ROWS["idle"]], "it is asked again"
+
+
+def test_doctor_gives_a_hung_driver_no_more_than_a_look_does(box: Box, player: Player) -> None:
+    took: list[float] = []
+    while not took or (min(took) >= 9 and len(took) < 5):
+        player.play("idle", hangs=True)
+        began = time.monotonic()
+        found = box.call("doctor", python=box.python).result["gpus"]
+        took.append(time.monotonic() - began)
+        assert (found["status"], found["detail"]) == ("timeout", "nvidia-smi did not answer in time")
+        assert len(player.asked()) == 1, "5 s altogether, not for each of several questions"
+    assert min(took) < 9, "5 s and what doctor takes"
+
+
+def test_the_architecture_is_asked_with_the_deadline_of_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def hung(run_root: str, deadline_s: float, argv: Sequence[str]) -> gpu.Query:
+        given.append(deadline_s)
+        query = gpu.Query(run_root, deadline_s, argv)
+        query.known = gpu.Reply("timeout", "nvidia-smi did not answer in time")
+        return query
+
+    monkeypatch.setattr(gpu, "ask", hung)
+    with pytest.raises(Refusal, match="no GPU here says its own") as refused:
+        toolkit.architectures(Roots("/nowhere", "/nowhere", "/nowhere", "/nowhere"), None)
+    assert refused.value.hint == "--arch 9.0" and given == [gpu.DEADLINE_S] == [5.0]
