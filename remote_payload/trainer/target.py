@@ -85,7 +85,8 @@ class Target:
         before any thread runs; on one device after the other. Raises Refusal."""
         if self.device.type == "cuda":
             self._compile(row, target_islands.fused())
-        self.features(row)
+        else:
+            self.features(row)
         self.features_alone(row.ids[: row_lengths(row)[0]])
 
     def _compile(self, row: Row, islands: Islands) -> None:
