@@ -50,13 +50,20 @@ class Seen:
         run.update({key: value for key, value in told.items() if key not in ("metrics", "log", "state")})
         if told.get("state") is not None:
             run["state"] = told["state"]
-        known = run.get("metrics") or []
-        last = known[-1]["step"] if known else -1
-        fresh = [line for line in told["metrics"] if line["step"] > last]
-        run["metrics"] = [*known, *fresh][-METRICS:]
+        fresh = told["metrics"]
+        if fresh:
+            self._forget_from(run, fresh[0]["step"])
+        run["metrics"] = [*(run.get("metrics") or []), *fresh][-METRICS:]
         for line in fresh:
             self._add(line)
         self._take_log(run, told["log"])
+
+    def _forget_from(self, run: Json, first: float) -> None:
+        """Steps told again take the place of the known ones: another attempt makes them anew."""
+        run["metrics"] = [line for line in run.get("metrics") or [] if line["step"] < first]
+        for curve in (self.loss, self.rate, self.tau):
+            while curve and curve[-1][0] >= first:
+                curve.pop()
 
     def _add(self, line: Json) -> None:
         step = line["step"]

@@ -101,6 +101,28 @@ def test_new_steps_join_the_old_ones_once_and_lines_are_not_repeated() -> None:
     assert seen.snapshot["run"]["metrics"][-1]["step"] == last + 1
 
 
+def test_after_a_restart_the_dead_attempts_steps_are_no_figures_any_more() -> None:
+    """A crash at step 27, another attempt from the checkpoint of step 20."""
+    seen, snapshot = Seen(), recorded("healthy")
+    snapshot["run"] |= {"metrics": [], "state": {**snapshot["run"]["state"], "steps": 100}}
+    seen.take({"snapshot": snapshot, "curves": None, "evaluations": []})
+    for step in range(1, 28):
+        part = new(seen, step, tokens_per_s=None)
+        part["new"]["run"]["metrics"][0] |= {"tau": step / 10} if step in (15, 25) else {}
+        seen.take(part)
+    assert seen.snapshot is not None
+    again = new(seen, 21, tokens_per_s=None)
+    line = {**again["new"]["run"]["metrics"][0], "loss": 7.0, "tokens": 90, "busy": {"target-0": 0.1}}
+    again["new"]["run"]["metrics"] = [line, {**line, "step": 22}]
+    again["new"]["run"]["attempts"] = {"restarted": 1, "crashes": [{"step": 27, "resume": {"step": 20}}]}
+    seen.take(again)
+    assert [line["step"] for line in seen.snapshot["run"]["metrics"]] == list(range(1, 23))
+    assert [step for step, _ in seen.loss] == list(range(1, 23))
+    assert list(seen.rate)[-3:] == [(20, 1800.0), (21, 180.0), (22, 180.0)]
+    assert list(seen.tau) == [(15, 1.5)]
+    assert watch_view._shares(seen.snapshot["run"]["metrics"][-2:]) == "target-0 10 %"
+
+
 def test_many_threads_are_summed_up_by_kind() -> None:
     busy = {f"target-{n}": 0.9 + n / 100 for n in range(5)} | {f"drafter-{n}": 0.5 for n in range(3)}
     assert watch_view._shares([{"busy": {**busy, "loader": 0.1}}]) == (
