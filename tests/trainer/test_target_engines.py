@@ -222,6 +222,7 @@ def test_compiled_islands_are_whole_graphs_one_each_and_compile_no_more():
         eager = made.features(row)
         before = counters["unique_graphs"]
         made._compile(row, target_islands.compiled("eager"))
+        assert counters["unique_graphs"] - before == len(target_islands.Islands.__dataclass_fields__)
         assert max(deviations(made.features(row), eager, 3)) < ROUNDING
         assert counters["unique_graphs"] - before == len(target_islands.Islands.__dataclass_fields__)
         made.features(pack(documents(200, 3), 256))
