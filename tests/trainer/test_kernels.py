@@ -26,6 +26,27 @@ CONFIGS = Path(__file__).resolve().parents[2] / "remote_payload" / "bench" / "co
 HYBRID = str(CONFIGS / "qwen3.5-27b")
 
 
+class Watch:
+    """Seconds that only `sleep` lets pass, so that a loaded machine changes no race."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+WATCH = Watch()
+
+
+@pytest.fixture(autouse=True)
+def _races_on_a_cpu_go_by_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "time", WATCH)
+
+
 def convolution_role(*candidates: Candidate) -> Role:
     """The 27B's role, sixteen channels narrow, with a reference that anything beats."""
     config = text_config(HYBRID)
@@ -33,7 +54,7 @@ def convolution_role(*candidates: Candidate) -> Role:
     config.linear_key_head_dim, config.linear_value_head_dim = 4, 8
 
     def slowly(*arguments: object) -> torch.Tensor:
-        time.sleep(0.06)
+        WATCH.sleep(0.06)
         return document_convolution(*arguments)
 
     role = next(role for role in roles(config) if role.name == "convolution")
@@ -47,7 +68,7 @@ def run(role: Role) -> tuple[Line, object]:
 
 def working(pause: float = 0.0):
     def convolve(*arguments: object) -> torch.Tensor:
-        time.sleep(pause)
+        WATCH.sleep(pause)
         return document_convolution(*arguments)
 
     return convolve
