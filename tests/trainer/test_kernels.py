@@ -115,6 +115,24 @@ def test_one_package_is_enough_and_one_that_breaks_does_no_harm() -> None:
     assert line.fast
 
 
+def test_a_kernel_that_fails_on_a_whole_row_alone_is_not_taken() -> None:
+    def narrow(x: torch.Tensor, *rest: object) -> torch.Tensor:
+        if len(x) > kernels.COMPARED_TOKENS:
+            raise RuntimeError("more blocks than a launch may have")
+        return document_convolution(x, *rest)
+
+    narrow_one, good = Candidate("narrow", lambda: (narrow, narrow)), working(0.01)
+    whole = {"tokens": 2 * kernels.COMPARED_TOKENS, "longest": 4096}
+    line, chosen = race(convolution_role(narrow_one), CPU, torch.float32, **whole)
+    assert chosen is not narrow
+    assert not line.fast
+    assert line.why == "narrow: RuntimeError: more blocks than a launch may have"
+    both = convolution_role(narrow_one, Candidate("good", lambda: (good, good)))
+    line, chosen = race(both, CPU, torch.float32, **whole)
+    assert chosen is good
+    assert line.fast
+
+
 def test_what_is_not_installed_is_named_with_the_line_that_installs_it() -> None:
     def absent() -> None:
         import a_package_that_nobody_has  # noqa: F401
