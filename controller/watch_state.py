@@ -86,6 +86,7 @@ class Seen:
                 "mtime": told["mtime"],
                 "growth": told.get("growth"),
                 "tail": [*tail, *fresh][-TAIL:],
+                "traceback": told.get("traceback", log["traceback"]),
             }
 
 

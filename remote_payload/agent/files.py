@@ -152,6 +152,11 @@ def tail_objects(path: str, lines: int) -> list[dict[str, Any]]:
     return found
 
 
+def begins_traceback(lines: bytes) -> bool:
+    """Whether lines that a log has grown by may give it another `last_traceback`."""
+    return _TRACEBACK_START.search(lines.decode("utf-8", "replace")) is not None
+
+
 def last_traceback(path: str) -> list[str]:
     """The last Python traceback (or faulthandler's or watchdog's report) of the last attempt; or [].
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any
+from typing import Any, Optional, Tuple
 
-from agent import gpu, kernel_log, lock, logtimes, metrics, procs, runs, shapes, snapshot
+from agent import baseline, gpu, kernel_log, lock, logtimes, metrics, procs, runs, shapes, snapshot
 from agent.call import Args, Call, Json
-from agent.files import number, read_json
+from agent.files import begins_traceback, last_traceback, number, read_json
 from agent.frames import ReaderGone
 
 ARGS: Args = {
@@ -25,6 +25,7 @@ GPU_EVERY_S = 6.0  # nvidia-smi takes 0.1 s of a core
 DISK_EVERY_S = 15.0
 YOUNG_S = 30.0  # between run.json and the first process
 MAX_NEW = 64 * 1024  # bytes of a log that grew by more in one look: its end is enough
+Stamp = Optional[Tuple[int, int, int]]  # of a file
 
 
 def run(call: Call) -> Json:
@@ -62,6 +63,9 @@ class _Watch:
         self.run_id: str | None = None
         self.metrics = self.log = _Grown("", 0)
         self.saved: Any = None
+        self.traceback: list[str] = []
+        self.record: Json | None = None
+        self.stamps: dict[str | None, Stamp] = {}
         self.gpu: gpu.Query | None = None
         self.gpu_at = self.disk_at = time.monotonic()
 
@@ -96,12 +100,15 @@ class _Watch:
             # before the look: what is written meanwhile is sent twice rather than never
             self.metrics = _Grown(metrics.path(path), _size(metrics.path(path)))
             self.log = _Grown(os.path.join(path, "train.log"), _size(os.path.join(path, "train.log")))
+            self.stamps = {}
         whole = snapshot.run(self.call._replace(args={**wishes, "run": run_id}))
         self.run_id = run_id
         part: Json = {"snapshot": whole, "curves": None, "evaluations": []}
         if run_id is None:
             return part, True
         self.saved = (whole["run"]["state"] or {}).get("last_checkpoint")
+        self.traceback = (whole["run"]["log"] or {}).get("traceback") or []
+        self.record = whole["run"]["record"]
         part["curves"] = metrics.curves(path, args["points"])
         part["evaluations"] = metrics.evaluations(path)
         return part, self._ended(run_id, marked)
@@ -128,6 +135,8 @@ class _Watch:
         if saved != self.saved:
             self.saved = saved
             run_facts["checkpoints"] = snapshot.checkpoints(path)
+        if self._changed(baseline.path(path, self.record)):
+            run_facts["baseline"] = baseline.best(path, self.record)
         facts: Json = {"now": time.time(), "lock": lock.owner(self.roots.run), "run": run_facts}
         now = time.monotonic()
         if now - self.disk_at >= DISK_EVERY_S:
@@ -138,15 +147,29 @@ class _Watch:
         table = self._gpus(now)
         return facts if table is None else {**facts, "gpus": table}
 
+    def _changed(self, place: str | None) -> bool:
+        """Whether the file is another than when this was last asked, or is there for the first time."""
+        before, self.stamps[place] = self.stamps.get(place), _stamp(place)
+        return before != self.stamps[place]
+
     def _log(self) -> Json:
-        lines = [line.decode("utf-8", "replace") for line in self.log.lines()]
-        shown = [line.rstrip("\r").rpartition("\r")[2][: snapshot.LINE_CHARS] for line in lines]
-        return {
+        before = self.log.size
+        lines = self.log.lines()
+        texts = [line.decode("utf-8", "replace") for line in lines]
+        shown = [line.rstrip("\r").rpartition("\r")[2][: snapshot.LINE_CHARS] for line in texts]
+        facts: Json = {
             "bytes": self.log.size,
             "mtime": self.log.mtime,
             "growth": logtimes.growth(os.path.dirname(self.log.path), time.time()),
             "tail": [line for line in shown if line],
         }
+        # To look through the log takes 1 ms, as much as all the rest of a look, so only where it may show
+        # another one: one that is known goes on, or gets out of sight.
+        if self.log.size != before and (self.traceback or begins_traceback(b"\n".join(lines))):
+            block = last_traceback(self.log.path)
+            if block != self.traceback:
+                self.traceback = facts["traceback"] = block
+        return facts
 
     def _gpus(self, now: float) -> Json | None:
         """The GPU table when it is there; `nvidia-smi` runs beside the looks, which never wait for it."""
@@ -182,6 +205,17 @@ class _Grown:
         whole = data.rfind(b"\n") + 1
         self.at = begin + whole
         return data[:whole].split(b"\n")[1 if skipped else 0 : -1]
+
+
+def _stamp(path: str | None) -> Stamp:
+    """What tells one content of a file from another without reading it; None where there is none."""
+    if path is None:
+        return None
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def _size(path: str) -> int:

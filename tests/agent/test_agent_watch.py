@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
-from agent import procs
+from agent import baseline, procs
 
 
 def first_parts(process, box, count):
@@ -17,6 +19,34 @@ def first_parts(process, box, count):
         if kind == "part":
             found.append(json.loads(data))
     return found
+
+
+def parts_until(process, box, fact):
+    """What came up to the part of which `fact` is true."""
+    found, ends = [], time.monotonic() + 900
+    while not found or not fact(found[-1]):
+        assert time.monotonic() < ends, found[-1:]
+        found += first_parts(process, box, 1)
+    return found
+
+
+@pytest.fixture
+def living(box):
+    """Makes a run without a trainer that lives as long as the test: its folder."""
+    left = []
+
+    def begin(record):
+        folder = box.run_dir("r-0001")
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps({"id": "r-0001", "created": time.time(), **record}))
+        marks = {procs.RUN_ID: "r-0001", procs.RUN_DIR: str(folder)}
+        left.append(subprocess.Popen(["sleep", "900"], env={**os.environ, **marks}))
+        return folder
+
+    yield begin
+    for process in left:
+        process.kill()
+        process.wait()
 
 
 def close(process):
@@ -105,4 +135,44 @@ def test_a_log_that_runs_away_is_shown_by_its_end(box):
         assert time.monotonic() < ends, part
         [part] = first_parts(process, box, 1)
         assert len(json.dumps(part)) < 80_000
+    close(process)
+
+
+def test_a_traceback_and_a_baseline_are_sent_when_they_change(box, living):
+    kind = {"config_hash": "c1", "gpus": {"names": {"NVIDIA H200": 1}}, "versions": {"torch": "2.13"}}
+    folder = living(kind)
+    log, hang = folder / "train.log", "no thread has moved for 240 s: target-0 waits"
+    log.write_text("one\n")
+    process = box.begin("watch", {"interval_s": 0.1})
+    [whole] = first_parts(process, box, 1)
+    run = whole["snapshot"]["run"]
+    assert (run["log"]["traceback"], run["baseline"]) == ([], None)
+
+    def told(part):
+        return part["new"]["run"]["log"].get("traceback")
+
+    def grow(text):
+        with log.open("a") as file:
+            file.write(text)
+
+    grow(f"two\n{hang}\nstack of target-0\n")
+    parts = parts_until(process, box, told)
+    assert told(parts[-1]) == [hang, "stack of target-0"]
+    grow("    in wait\n")  # it goes on
+    parts += parts_until(process, box, told)
+    assert told(parts[-1])[-1] == "    in wait"
+    grow("· attempt 2 of 4 begins\n")  # and is another attempt's
+    parts += parts_until(process, box, lambda part: told(part) is not None)
+    assert told(parts[-1]) == []
+
+    place = Path(baseline.path(str(folder), kind))
+    place.parent.mkdir()
+    aside = place.with_name("new")
+    aside.write_text(json.dumps({"runs": [{"run": "r-0001", "tokens_per_s": 812.5}]}))
+    aside.replace(place)
+    parts += parts_until(process, box, lambda part: "baseline" in part["new"]["run"])
+    assert parts[-1]["new"]["run"]["baseline"] == {"run": "r-0001", "tokens_per_s": 812.5, "runs": 1}
+    parts += first_parts(process, box, 3)
+    assert [told(part) for part in parts if told(part) is not None][2:] == [[]]
+    assert sum("baseline" in part["new"]["run"] for part in parts) == 1
     close(process)

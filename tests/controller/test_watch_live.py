@@ -123,6 +123,19 @@ def test_after_a_restart_the_dead_attempts_steps_are_no_figures_any_more() -> No
     assert watch_view._shares(seen.snapshot["run"]["metrics"][-2:]) == "target-0 10 %"
 
 
+def test_a_thread_that_hangs_while_a_watch_is_open_is_named_in_it() -> None:
+    seen, snapshot = Seen(), recorded("stalled-with-a-hung-thread")
+    block = snapshot["run"]["log"]["traceback"]
+    early = copy.deepcopy(snapshot)
+    early["run"]["log"]["traceback"] = []
+    seen.take(whole(early))
+    run = {key: snapshot["run"][key] for key in ("id", "state", "processes", "stop")} | {"metrics": []}
+    log = {"bytes": 9, "mtime": snapshot["now"], "growth": None, "tail": block}
+    for more in ({"traceback": block}, {}):  # and stays named
+        seen.take({"new": {"now": snapshot["now"], "run": {**run, "log": {**log, **more}}}})
+        assert judge(seen.snapshot) == judge(snapshot)
+
+
 def test_many_threads_are_summed_up_by_kind() -> None:
     busy = {f"target-{n}": 0.9 + n / 100 for n in range(5)} | {f"drafter-{n}": 0.5 for n in range(3)}
     assert watch_view._shares([{"busy": {**busy, "loader": 0.1}}]) == (
