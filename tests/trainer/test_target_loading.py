@@ -273,6 +273,21 @@ def test_models_of_another_make_are_refused(saved, geometry, tmp_path, change, c
     assert complaint in refusal(folder, geometry)
 
 
+@pytest.mark.parametrize(("version", "packs"), [("4.57.6", False), ("5.8.3", False), ("5.10.0.dev0", True)])
+def test_a_hybrid_is_refused_with_a_transformers_that_ignores_borders(
+    saved, geometry, monkeypatch, version, packs
+):
+    monkeypatch.setattr("transformers.__version__", version)
+    load_target(str(saved("llama")), geometry, CPU, torch.float32)
+    if packs:
+        load_target(str(saved("qwen3.5-multimodal")), geometry, CPU, torch.float32)
+        return
+    monkeypatch.setattr(weights, "read", None)  # told before anything is read
+    said = refusal(saved("qwen3.5-multimodal"), geometry)
+    assert f"is a hybrid, and transformers {version} lets packed documents share its state" in said
+    assert said.endswith("install transformers>=5.9")
+
+
 def test_a_staged_copy_is_used_only_when_it_is_whole(saved, tmp_path):
     model = copied(saved("llama"), tmp_path / "model")
     memory = tmp_path / "shm"
