@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from tests.trainer.drafter_cases import BUDGET, GEOMETRY, a_row, plain_loss, replica
-from trainer import compile_watch, islands, masks
+from trainer import compile_watch, islands, masks, memory
 from trainer.anchors import draw_anchors
 from trainer.handoff import own_stream
 from trainer.seeding import generator
@@ -92,6 +92,46 @@ def test_warm_up_leaves_no_trace():
     made.warm_up(a_row(0)[0])
     assert torch.equal(made.storage.weights, before)
     assert not made.storage.gradients.any()
+
+
+class Card(str):
+    """torch takes it for the device whose name it is, the trainer for a card."""
+
+    type = "cuda"
+
+
+@pytest.fixture
+def on_a_card(monkeypatch):
+    """A replica that proves its warm-up as on a card, and what one step is seen to take there in bytes."""
+    taken = {"bytes": 0}
+    resident = 5 << 30
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: resident)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: resident + taken["bytes"])
+    made = replica()
+    made.device = Card("cpu")
+    torch._dynamo.reset()
+    return made, taken
+
+
+def test_a_warm_up_that_made_other_graphs_than_the_islands_is_an_error(on_a_card):
+    made, _ = on_a_card
+    once = torch.compile(islands.swiglu, backend="eager", dynamic=False)
+    made.drafter.islands = islands.Islands(swiglu=once)
+    with pytest.raises(RuntimeError, match=r"the drafter compiled 1 graphs, expected 9: swiglu \d"):
+        made.warm_up(a_row(0)[0])
+    made.warm_up(a_row(0)[0])  # nothing more to compile: as after a warm-up before
+
+
+def test_a_step_that_takes_more_memory_than_was_estimated_is_an_error(on_a_card):
+    made, taken = on_a_card
+    taken["bytes"] = memory.step_need(made.recipe, GEOMETRY, made.dtype)
+    made.warm_up(a_row(0)[0])
+    taken["bytes"] += 1
+    with pytest.raises(RuntimeError, match=r"a drafter's step took 0\.\d+ GiB, expected at most 0\.\d+"):
+        made.warm_up(a_row(0)[0])
 
 
 @pytest.fixture
