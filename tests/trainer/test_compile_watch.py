@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 from trainer import compile_watch
+from trainer.__main__ import main
 from trainer.compile_watch import CompileWatch
+from trainer.record import RunRecord
 
 PATIENCE_S = 60.0
 
@@ -187,3 +190,39 @@ def test_what_replaces_distutils_is_imported_before_any_thread_compiles() -> Non
     shown = "import sys, trainer.compile_watch; print('torch.utils.cpp_extension' in sys.modules)"
     command, payload = [sys.executable, "-c", shown], Path(compile_watch.__file__).parents[1]
     assert subprocess.run(command, cwd=payload, capture_output=True, text=True).stdout.strip() == "True"
+
+
+def test_a_function_that_falls_back_in_any_thread_ends_the_run_within_a_step(
+    watch: CompileWatch, tmp_path: Path, tiny_release: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def doomed(x: torch.Tensor) -> torch.Tensor:
+        return x * 5
+
+    function, honest = torch.compile(doomed, backend="eager", dynamic=False), RunRecord.metric
+    lenient = torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=False)
+
+    def elsewhere() -> None:
+        with lenient:
+            for length in (2, 3, 4):
+                function(torch.ones(length))
+
+    def metric(record: RunRecord, **line: object) -> None:
+        honest(record, **line)
+        if line["step"] == 2:
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+
+    monkeypatch.setattr(RunRecord, "metric", metric)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("trainer.session.fx_threads.set_dynamo_limits", lambda: None)  # those make it raise
+    run_dir = tmp_path / "run"
+    order = {"release_dir": str(tiny_release), "recipe": "tiny", "overrides": {}, "resume_from": None}
+    run_dir.mkdir()
+    (run_dir / "run.json").write_text(json.dumps(order))
+    assert main(["--run-dir", str(run_dir)]) == 1
+    assert "a compiled function fell back to eager: 'doomed'" in capsys.readouterr().err
+    state = json.loads((run_dir / "state.json").read_text())
+    assert any("hit recompile_limit=1 and runs eager" in note for note in state["notes"]), state["notes"]
+    steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2]
