@@ -18,8 +18,8 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class Sshd:
     """Logs in whoever has `client_key`'s private half; `pct` is the one in `programs`.
 
-    Attributes: `port`, the same over restarts, and of the key in use `host_key` (SHA256:…), `public_key` and
-    `known_hosts` (files). SystemExit where OpenSSH's server is missing or does not start.
+    Attributes: `port`, the same over restarts; `log` (a file); of the key in use `host_key` (SHA256:…),
+    `public_key` and `known_hosts` (files). SystemExit where OpenSSH's server is missing or does not start.
     """
 
     def __init__(self, folder: Path, programs: Path, client_key: Path) -> None:
@@ -32,7 +32,7 @@ class Sshd:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.folder, self._program = folder, program
-        self.known_hosts = folder / "known_hosts"
+        self.known_hosts, self.log = folder / "known_hosts", folder / "log"
         self._options: dict[str, object] = {
             "Port": self.port,
             "ListenAddress": "127.0.0.1",
@@ -59,10 +59,10 @@ class Sshd:
         )
         self.host_key = told.stdout.split()[1]
         self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {self.public_key.read_text()}")
-        config, log = self.folder / "config", self.folder / "log"
+        config = self.folder / "config"
         lines = {**self._options, "HostKey": path, **options}
         config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
-        with log.open("ab") as said:
+        with self.log.open("ab") as said:
             self.process = subprocess.Popen(
                 [*prefix, self._program, "-D", "-e", "-f", str(config)],
                 stdin=subprocess.DEVNULL,
@@ -72,7 +72,7 @@ class Sshd:
         ends = time.monotonic() + _START_S
         while not self._listens():
             if self.process.poll() is not None or time.monotonic() > ends:
-                sys.exit(f"error: sshd did not start: {log.read_text()}")
+                sys.exit(f"error: sshd did not start: {self.log.read_text()}")
             time.sleep(0.02)
 
     def stop(self) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import math
 import socket
 import time
 from typing import Any
 
 import paramiko
 
-from controller import hostkeys
+from controller import hostkeys, logins
 from controller.deadline import Deadline
 from controller.endpoint import Endpoint
 from controller.errors import LoginRefused, Unreachable
@@ -63,26 +65,42 @@ class Way:
             hostkeys.Policy(hop.host, hop.port, known_hosts=endpoint.known_hosts, pin=pin),
         )
         client.set_missing_host_key_policy(policy)
+        try:
+            client.connect(
+                hop.host,
+                hop.port,
+                hop.user,
+                sock=sock,
+                timeout=limit,
+                banner_timeout=deadline.connect,
+                auth_timeout=deadline.connect,
+                key_filename=list(hop.keys),  # type: ignore[arg-type]  # the stubs know one; it takes a list
+                allow_agent=not endpoint.embedded,
+                look_for_keys=not endpoint.identity_file,
+                transport_factory=functools.partial(_transport, policy.kinds),
+            )
+        except BaseException as error:
+            transport = client.get_transport()
+            client.close()
+            self._forget_relay()  # a ProxyCommand is the first hop and the last
+            if _is_of_the_way(error) and transport is not None and not transport.remote_version:
+                raise _WithoutAWord from error
+            raise
         self._clients.append(client)
-        client.connect(
-            hop.host,
-            hop.port,
-            hop.user,
-            sock=sock,
-            timeout=limit,
-            banner_timeout=deadline.connect,
-            auth_timeout=deadline.connect,
-            key_filename=list(hop.keys),  # type: ignore[arg-type]  # the stubs know one; it takes a list
-            allow_agent=not endpoint.embedded,
-            look_for_keys=not endpoint.identity_file,
-            transport_factory=functools.partial(_transport, policy.kinds),
-        )
 
     def close(self) -> None:
         for client in reversed(self._clients):
             client.close()
-        if self._relay is not None:
-            self._relay.forget()
+        self._forget_relay()
+
+    def _forget_relay(self) -> None:
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.forget()
+
+
+class _WithoutAWord(EOFError):
+    """The host, or the way, ended the connection before the server had named itself."""
 
 
 def dial(endpoint: Endpoint, deadline: Deadline) -> Way:
@@ -90,14 +108,32 @@ def dial(endpoint: Endpoint, deadline: Deadline) -> Way:
     way, hops = Way(), route(endpoint)
     for hop in hops:
         pin = endpoint.host_key if hop is hops[-1] else None
+        try:
+            _open(way, hop, pin, endpoint, deadline)
+        except BaseException:
+            way.close()
+            raise
+    return way
+
+
+def _open(way: Way, hop: Hop, pin: str | None, endpoint: Endpoint, deadline: Deadline) -> None:
+    """Open one hop in its turn, and again when its host hung up without a word: it does that, and to nobody
+    who has begun to log in, while too many do (`logins.AT_ONCE`)."""
+    limit, gives_up_at = hop.timeout_s or deadline.connect, math.inf
+    for tried in itertools.count(1):
         began = time.monotonic()
         try:
-            way.extend(hop, pin, endpoint, deadline)
+            with logins.door(hop.host, hop.port).passing(limit):
+                began = time.monotonic()
+                gives_up_at = min(gives_up_at, began + limit)
+                way.extend(hop, pin, endpoint, deadline)
+            return
         except BaseException as error:
-            way.close()
-            waited = time.monotonic() - began
-            raise _open_failure(hop, error, endpoint, deadline, waited) from None
-    return way
+            now, pause = time.monotonic(), logins.pause(tried)
+            again = isinstance(error, _WithoutAWord) and tried < logins.TRIES and now + pause < gives_up_at
+            if not again:
+                raise _open_failure(hop, error, endpoint, deadline, now - began) from None
+        time.sleep(pause)
 
 
 def _open_failure(

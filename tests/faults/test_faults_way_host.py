@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from controller import logins
 from controller.endpoint import resolve
 from controller.errors import ConnectionLost
 from controller.inventory import load
@@ -202,6 +203,42 @@ def test_a_host_with_one_channel_is_enough(house: House, host: Sshd) -> None:
     with pytest.raises(ConnectionLost, match="it opens no channel"):
         link.run("true", on_stdout=lambda data: None, on_stderr=lambda data: None)
     link.close()
+
+
+@fault(
+    "24 boxes of one host logged in to at once (MaxStartups 10:30:100; 10:100:100 drops all above ten)",
+    promised="a few logins at a time, and again where one was dropped all the same: every box answers",
+    seen="exit 0, `through` from each",
+)
+@pytest.mark.parametrize("limit", ["10:30:100", "10:100:100"])
+def test_many_boxes_of_one_host_are_logged_in_to_in_turn(house: House, host: Sshd, limit: str) -> None:
+    host.kill()
+    host.start(MaxStartups=limit)
+    before = host.log.read_text().count("Accepted publickey")
+    names = [house.box(f"box-{number}", host_key=host.host_key) for number in range(24)]
+    try:
+        said = house.type("exec", "echo through", *(f"--box={name}" for name in names))
+    finally:
+        for name in names:
+            del house.inventory[name]
+        house.box("lab")
+    assert (said.code, said.out.count("through")) == (0, 24), said
+    assert host.log.read_text().count("Accepted publickey") - before == 24
+
+
+@fault(
+    "a host that hangs up before its first word, as OpenSSH does to some while too many log in",
+    promised="tried again, five times in some seconds; a login that has begun is not",
+    seen="exit 0, `through` after two of them; else exit 7, `the connection broke before the login was done`",
+)
+def test_a_host_that_hangs_up_at_once_is_asked_again(house: House, host: Sshd) -> None:
+    house.wire.hang_up(2)
+    said = house.type("exec", "echo through")
+    assert (said.code, said.out) == (0, "through\n") and house.wire.fired, said
+    house.wire.hang_up(logins.TRIES)
+    said = house.type("exec", "echo through")
+    assert said.code == 7 and house.wire.fired, said
+    assert "the connection broke before the login was done" in said.err and said.err.count("error:") == 1
 
 
 @fault(

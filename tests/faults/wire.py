@@ -25,6 +25,7 @@ class Wire:
         self._open: list[socket.socket] = []
         self._still: set[socket.socket] = set()
         self._refusing = False
+        self._hang_ups = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         # What waits here is not on the way any more for the sender's kernel: little, so that slow is slow.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * PIECE)
@@ -39,6 +40,11 @@ class Wire:
         """Pass `count` bytes, then nothing more of the open connections, and no end either."""
         self._arm(direction, count, "freeze")
 
+    def hang_up(self, count: int) -> None:
+        """End the next connections, `count` of them, without a word."""
+        self.heal()
+        self._hang_ups = count
+
     def freeze(self) -> None:
         """Pass nothing more of what is open now; new connections are served."""
         with self._guard:
@@ -46,7 +52,7 @@ class Wire:
 
     def heal(self) -> None:
         """Forget every fault, the counts, and the connections that are open."""
-        self._fault, self.rate, self._refusing = None, 0.0, False
+        self._fault, self.rate, self._refusing, self._hang_ups = None, 0.0, False, 0
         self.cut()
         with self._guard:
             self.passed = {"up": 0, "down": 0}
@@ -72,7 +78,7 @@ class Wire:
     @property
     def fired(self) -> bool:
         """Whether the fault that was armed has happened."""
-        return self._fault is None
+        return self._fault is None and not self._hang_ups
 
     def _arm(self, direction: str, count: int, action: str) -> None:
         self.heal()
@@ -82,7 +88,8 @@ class Wire:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                if self._refusing:
+                if self._refusing or self._hang_ups:
+                    self._hang_ups = max(0, self._hang_ups - 1)
                     near.close()
                     continue
                 try:
