@@ -20,6 +20,7 @@ SILENT_S = 60.0  # its state comes every 2 s; a long compile may hold it up, but
 PHASE_LIMIT_S = 900.0  # an evaluation, a checkpoint or an end that takes longer deserves a look
 FULL_BYTES = 512 * 2**20  # with less than this free even a log and the small files of a run may fail
 FULL_INODES = 1000
+VMID = "VMID"  # stands in a mend for the container's number, which `verdict.judge` knows
 LOG_BYTES_A_MINUTE, LOG_LEAST_S = 10 * 2**20, 60.0  # a step line has 100 bytes
 RECOMPILES_OF, RECOMPILES_SHARE, RECOMPILES_LEAST = 20, 0.5, 6  # steps that are looked at
 LOADER_BUSY, STARVES = 0.9, 0.1  # shares of a thread's time; the second is the trainer's own
@@ -240,7 +241,7 @@ def _flow(run: Json, state: Json) -> Iterator[Cause]:
     loader = _busy(run, "loader")
     if loader is not None and loader >= LOADER_BUSY and (wait.get("targets") or 0) >= STARVES:
         says = f"the loader starves the targets: it works {100 * loader:.0f} % of the time, they wait "
-        mend = "more CPU cores for the container: on the Proxmox host: pct set VMID -cores N"
+        mend = f"more CPU cores for the container: on the Proxmox host: pct set {VMID} -cores N"
         yield Cause("loader-starves", f"{says}{100 * wait['targets']:.0f} %", mend)
         return  # another split would not feed anybody
     side, advice, gain = flow.get("starving"), flow.get("advice"), flow.get("gain") or 0.0

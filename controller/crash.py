@@ -78,7 +78,7 @@ _KNOWN = (
         r"killed by the kernel: out of memory|DefaultCPUAllocator|MemoryError|Cannot allocate memory",
         "host-memory",
         "the container's memory did not suffice",
-        f"on the Proxmox host: pct set VMID -memory MIB; then {_RESTART}",
+        f"on the Proxmox host: pct set {causes.VMID} -memory MIB; then {_RESTART}",
     ),
 )
 

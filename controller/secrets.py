@@ -41,6 +41,7 @@ def _notify(box: Box) -> dict[str, Any]:
         "when": box.notify.when,
         "box": box.label,
         "gpus": box.gpus,
+        "vmid": box.vmid,
         "least_python": notify_program.LEAST_PYTHON,
         "wants_apprise": sorted(
             {notify_send.scheme(url) for url in addresses if notify_send.needs_apprise(url)}

@@ -51,7 +51,7 @@ def look(
             raise
         last = history.last_seen(box)
         return judge(None, why=error.message, mend=error.hint, last=last, container_off=True), None
-    verdict = judge(snapshot, gpus=box.gpus)
+    verdict = judge(snapshot, gpus=box.gpus, vmid=box.vmid)
     if snapshot.get("run"):
         history.remember(box, snapshot["run"], verdict.word)
     return verdict, snapshot

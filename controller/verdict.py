@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from controller import attempts, causes, crash, progress, words
@@ -78,13 +78,21 @@ def judge(
     last: Json | None = None,
     container_off: bool = False,
     gpus: int | None = None,
+    vmid: int | None = None,
 ) -> Verdict:
     """The verdict on one snapshot. None: there was none, `why` says what stood in the way, `mend` what helps,
     `last` (`word run step age_s`) what was seen when there was one.
 
     `container_off`: the host answered that the container is off, so nothing runs in it. `gpus`: how many the
-    inventory expects.
+    inventory expects, `vmid`: the container's number, for the mend.
     """
+    found = _judge(snapshot, why, mend, last, container_off, gpus)
+    return found if vmid is None else replace(found, mend=found.mend.replace(causes.VMID, str(vmid)))
+
+
+def _judge(
+    snapshot: Json | None, why: str, mend: str, last: Json | None, container_off: bool, gpus: int | None
+) -> Verdict:
     if snapshot is None:
         before = _last_seen(last) if last else ""
         if container_off:

@@ -55,7 +55,7 @@ def run(
     def show(part: dict[str, Any]) -> None:
         nonlocal verdict
         seen.take(part)
-        verdict = judge(seen.snapshot, gpus=box.gpus)
+        verdict = judge(seen.snapshot, gpus=box.gpus, vmid=box.vmid)
         view.show(box.label, verdict, seen)
         if teller:
             teller.take(verdict, seen.snapshot)

@@ -26,8 +26,8 @@ KEPT = 20  # messages that notify.json remembers
 
 
 class Opinion(NamedTuple):
-    """What the controller knows: `judge(snapshot, gpus=…)`, `changes(when, known)`, `message(label, verdict,
-    snapshot, hide)`, and a module `post` with `send(urls, message)` and `unusable(urls)`."""
+    """What the controller knows: `judge(snapshot, gpus=…, vmid=…)`, `changes(when, known)`, `message(label,
+    verdict, snapshot, hide)`, and a module `post` with `send(urls, message)` and `unusable(urls)`."""
 
     judge: Callable[..., Any]
     changes: Callable[..., Any]
@@ -38,8 +38,8 @@ class Opinion(NamedTuple):
 def main(opinion: Opinion) -> int:
     """Watch the run of RUN_DIR (the last argument) to its end.
 
-    stdin: a line of JSON `{urls, when, box, gpus, look_s, hide, roots}`, then nothing; its end means that the
-    supervisor has written how the run ended, or is gone.
+    stdin: a line of JSON `{urls, when, box, gpus, vmid, look_s, hide, roots}`, then nothing; its end means
+    that the supervisor has written how the run ended, or is gone.
     """
     run_dir = sys.argv[-1]
     wish = json.loads(sys.stdin.readline())
@@ -71,6 +71,7 @@ class Watcher:
         self.run_dir, self.opinion = run_dir, opinion
         self.urls, self.when = wish["urls"], wish["when"]
         self.box, self.gpus, self.hide = wish["box"], wish["gpus"], wish["hide"]
+        self.vmid = wish.get("vmid")  # a supervisor of an older release passes none on
         self.look_s = float(wish.get("look_s") or LOOK_S)
         self.changes = opinion.changes(self.when, "starting")
         self.sent: list[Json] = []
@@ -90,7 +91,7 @@ class Watcher:
 
     def look(self) -> None:
         facts = snapshot.run(self.call)
-        verdict = self.opinion.judge(facts, gpus=self.gpus)
+        verdict = self.opinion.judge(facts, gpus=self.gpus, vmid=self.vmid)
         if not self.changes.take(verdict, facts, time.monotonic()):
             return
         message = self.opinion.message(self.box, verdict, facts, self.hide)

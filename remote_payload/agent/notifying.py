@@ -65,7 +65,7 @@ def handover(call: Call) -> Json:
     wish = call.private.get("notify")
     if not wish:
         return call.private
-    told = {name: wish.get(name) for name in ("urls", "when", "box", "gpus", "look_s")}
+    told = {name: wish.get(name) for name in ("urls", "when", "box", "gpus", "vmid", "look_s")}
     told["hide"] = list(secrets.environment(call.private).values())
     return {**call.private, "notify": {**told, "roots": call.roots._asdict()}}
 

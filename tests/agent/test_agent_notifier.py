@@ -40,6 +40,7 @@ def wish(*urls: str, when: list[str] = WHEN, look_s: float = 0.3) -> dict[str, A
             "when": when,
             "box": "lab/200",
             "gpus": None,
+            "vmid": 321,
             "look_s": look_s,
             "least_python": notify_program.LEAST_PYTHON,
             "wants_apprise": [],
@@ -78,6 +79,15 @@ def test_a_killed_trainer_is_one_message_and_then_nothing_is_left(ready: Any, in
     assert ready.file(run, "run.json")["notify"] == {"when": WHEN, "addresses": 1}
     for path in ready.base.rglob("*"):
         assert not path.is_file() or PATH.encode() not in path.read_bytes(), path
+
+
+def test_what_to_do_on_the_host_names_the_container(ready: Any, inbox: Inbox) -> None:
+    ready.private = wish(address(inbox))
+    deaths = [{"at": 2, "of": "DefaultCPUAllocator: not enough memory"}]
+    run = ready.start(recipe={**LONG, "deaths": deaths}).result["run"]
+    ended(ready, run)
+    [message] = inbox.got
+    assert "pct set 321 -memory" in message["message"]
 
 
 def test_a_finished_run_is_one_message(ready: Any, inbox: Inbox) -> None:

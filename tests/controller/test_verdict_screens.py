@@ -27,7 +27,7 @@ def read(name: str) -> dict[str, Any]:
 
 def judged(case: dict[str, Any]) -> verdict.Verdict:
     told = {key: case[key] for key in ("why", "mend", "last", "container_off", "gpus") if key in case}
-    return verdict.judge(case["snapshot"], **told)
+    return verdict.judge(case["snapshot"], vmid=200, **told)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -67,6 +67,16 @@ def test_a_screen_is_as_wide_as_its_terminal_within_reason(monkeypatch: pytest.M
             assert console.screen_width() == width
     monkeypatch.setattr("sys.stdout", io.StringIO())
     assert console.screen_width() == 100
+
+
+@pytest.mark.parametrize("name", ["crashed-host-memory", "degraded-loader-starves"])
+def test_what_to_do_on_the_host_names_the_box_own_container(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PCTRUN_STATE", str(tmp_path))
+    monkeypatch.setattr(status, "call", lambda *args, **more: read(name)["snapshot"])
+    box = Box(name="lab", host="h", vmid=321, recipe="r")
+    assert "pct set 321 -" in status.look(box)[0].mend
 
 
 def test_a_run_that_was_asked_for_is_gone_on_with_by_its_name() -> None:
