@@ -112,8 +112,16 @@ def _known(snapshot: Json, run: Json, end: Json) -> Iterator[Cause]:
         text = "\n".join(map(str, lines))
         for pattern, kind, says, mend in _KNOWN:
             if re.search(pattern, text):
-                yield _with_strangers(snapshot, Cause(kind, says, mend))
+                yield _with_strangers(snapshot, Cause(kind, says, _by_the_driver(snapshot, kind, mend)))
                 return
+
+
+def _by_the_driver(snapshot: Json, kind: str, mend: str) -> str:
+    """What the driver said of the card tells a program's fault from the card's. Its words are in the host's
+    kernel log, which most containers may not read; `doctor` reads it there."""
+    if snapshot.get("xids") is not None or kind not in ("gpu-program", "nccl"):
+        return mend
+    return f"invoke doctor (the host's Xid lines: was it the card?); then {mend.rpartition('then ')[2]}"
 
 
 def _with_strangers(snapshot: Json, cause: Cause) -> Cause:
