@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller import words
+from controller import gpu_words, words
 from controller.inventory import Box
 
 GPU_WAIT_S = 60.0
@@ -29,12 +29,17 @@ def text(result: dict[str, Any]) -> str:
     killed = result.get("killed") or []
     if killed:
         lines.append(f"  killed after the grace: {', '.join(_process(entry) for entry in killed)}")
-    for gpu in result.get("gpus") or []:
-        if not gpu.get("back", True):
+    gpus = result.get("gpus") or []
+    for gpu in gpus:
+        if gpu["back"] is False:
             holders = ", ".join(_process(entry) for entry in gpu.get("holders") or []) or "nobody we can see"
             lines.append(
                 f"  GPU {gpu['index']} still has {gpu.get('used_mib')} MiB in use, held by {holders}"
             )
+    unknown = [gpu for gpu in gpus if gpu["back"] is None]
+    if unknown:
+        why = "nvidia-smi tells it no more, so whether it is back is unknown: invoke doctor"
+        lines.append(f"  memory of GPU {gpu_words.indices(unknown)}: {why}")
     survivors = result.get("survivors") or []
     if survivors:
         lines.append(

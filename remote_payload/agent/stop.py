@@ -56,7 +56,9 @@ def stop(call: Call) -> Json:
         write_json(os.path.join(run_dir, "stop.json"), wish)
     except OSError as error:  # a full disk, a folder that was deleted: no reason to let the run go on
         call.frames.note(f"{run_id} is stopped without a record of it: {error.strerror}")
-    before = _memory(roots) if _holds_gpu(run_dir) else {}
+    before = _memory(roots) if _holds_gpu(run_dir) else None
+    if before == {}:
+        call.frames.note("nvidia-smi does not tell the GPUs' memory: whether it comes back stays unknown")
     in_time = _ask(call, run_dir, grace)
     killed, survivors = _end_scope(call, run_dir)
     waited = time.monotonic() - began
@@ -75,7 +77,7 @@ def stop(call: Call) -> Json:
         **_progress(roots, run_id),
         "waited_s": round(waited, 3),
         "killed": killed,
-        "gpus": _await_memory(call, before),
+        "gpus": _await_memory(call, before or {}),
         "survivors": survivors,
     }
 
@@ -181,7 +183,11 @@ def _memory(roots: Roots) -> dict[int, int]:
 
 
 def _await_memory(call: Call, before: dict[int, int]) -> list[Json]:
-    """Wait until each GPU is below IDLE_MIB; one that stays full is reported with who holds the devices."""
+    """Wait until each GPU is below IDLE_MIB; one that stays full is reported with who holds the devices.
+
+    `back` is None where nvidia-smi tells it no more. That is not waited for: a driver that hangs or has lost
+    a card stays so.
+    """
     if not before:
         return []
     began = time.monotonic()
@@ -200,7 +206,7 @@ def _await_memory(call: Call, before: dict[int, int]) -> list[Json]:
             "index": index,
             "used_mib_before": used,
             "used_mib": after.get(index),
-            "back": index not in full,
+            "back": index not in full if index in after else None,
             "holders": holders if index in full else [],
         }
         for index, used in before.items()

@@ -1,141 +1,36 @@
-"""What the agent makes of a real card: one H200's recorded answers, idle and under load, played back.
-
-tests/record_nvidia_smi.py made the recording: driver 580.159.04, a card passed through to a virtual machine.
-A program in nvidia-smi's place looks its arguments up there, so that each question goes its way as there.
-"""
+"""What the agent makes of a real card: one H200's recorded answers, idle and under load, played back."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import signal
-import sys
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agent import gpu, gpu_health, toolkit
-from agent.call import Refusal, Roots
-from controller import checks_gpu, gpu_words
-from controller.endpoint import Endpoint
+from agent import gpu, gpu_health
+from controller import gpu_words
 from tests.agent.conftest import Box
-from tests.record_nvidia_smi import APPLICATIONS, DEVICE_FILES, FORMS, blanked
-
-RECORDING = json.loads(
-    (Path(__file__).resolve().parents[1] / "golden/nvidia-smi/h200.json").read_text("utf-8")
+from tests.agent.recorded_card import (
+    CUDA,
+    DRIVER,
+    LACKS,
+    LONG_ROWS,
+    PATIENT_S,
+    RECORDING,
+    ROWS,
+    STATES,
+    Player,
+    installed,
+    judged,
+    said,
 )
-STATES = ("idle", "busy")
-DRIVER, CUDA = "580.159.04", "13.0"
-PATIENT_S = 900.0  # on a machine whose cores are all at work a program starts late
-PLAYER = """#!{python} -IS
-import json, os, sys, time
-folder = os.path.dirname(os.path.abspath(__file__))
-told = json.load(open(os.path.join(folder, "told.json")))
-asked = " ".join(["nvidia-smi", *sys.argv[1:]])
-with open(os.path.join(folder, "asked"), "a") as notes:
-    notes.write(f"{{os.getpid()}} {{asked}}\\n")
-if told["hangs"]:
-    time.sleep(900)
-query = next((each for each in sys.argv if each.startswith("--query-gpu=")), "")
-for name in query.partition("=")[2].split(","):
-    if name in told["lacks"]:
-        print(f'Field "{{name}}" is not a valid field to query.\\n')
-        sys.exit(2)
-if asked not in told["answers"]:
-    print("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\\n")
-    sys.exit(2)
-print(told["answers"][asked]["text"], end="")
-sys.exit(told["answers"][asked]["code"])
-"""
-THROTTLE = ("clocks_throttle_reasons.active", "clocks_event_reasons.active")
-# What a driver lacks that knows this dialect and none before it; the recorded one refused none of the three.
-LACKS: tuple[tuple[str, ...], ...] = ((), THROTTLE[:1], THROTTLE)
-SAME = {
-    "index": 0,
-    "name": "NVIDIA H200",
-    "driver": DRIVER,
-    "memory_total_mib": 143771,
-    "ecc_uncorrectable": 0,
-}
-SHORT = {**SAME, "power_limit_w": 700.0, "fault": None}
-LONG = {
-    **SAME,
-    "bus": "00000000:00:06.0",
-    "ecc": "Enabled",
-    "remap_pending": False,
-    "remap_failed": False,
-    "recovery": "None",
-}
-IDLE = {
-    "memory_used_mib": 0,
-    "temperature_c": 38,
-    "throttle": ["gpu_idle"],
-}  # the reserved 616 MiB are not used
-BUSY = {"memory_used_mib": 883, "temperature_c": 60, "throttle": ["sw_power_cap"]}
-ROWS: dict[str, dict[str, Any]] = {
-    "idle": {**SHORT, **IDLE, "utilization_pct": 0, "power_w": 81.47},
-    "busy": {**SHORT, **BUSY, "utilization_pct": 99, "power_w": 687.69},
-}
-LONG_ROWS = {"idle": {**LONG, **IDLE}, "busy": {**LONG, **BUSY}}
-
-
-def said(state: str, argv: Sequence[str]) -> str:
-    return str(RECORDING[state][" ".join(argv)]["text"])
-
-
-class Player:
-    """The card of the recording, as programs on PATH meet it."""
-
-    def __init__(self, folder: Path, run_root: str) -> None:
-        self.folder, self.run_root = folder, run_root
-        folder.mkdir()
-        (folder / "nvidia-smi").write_text(PLAYER.format(python=sys.executable))
-        (folder / "nvidia-smi").chmod(0o755)
-
-    def play(
-        self, state: str, *, lacks: Sequence[str] = (), hangs: bool = False, edit: Callable[[str], str] = str
-    ) -> None:
-        """From now on the card is so; its driver knows no field of `lacks`; `edit` alters what it says."""
-        answers = {asked: {**told, "text": edit(told["text"])} for asked, told in RECORDING[state].items()}
-        told = {"answers": answers, "lacks": list(lacks), "hangs": hangs}
-        (self.folder / "told.json").write_text(json.dumps(told))
-        (self.folder / "asked").unlink(missing_ok=True)
-
-    def asked(self) -> list[tuple[int, str]]:
-        """Process id and command of each question."""
-        notes = self.folder / "asked"
-        lines = notes.read_text().splitlines() if notes.exists() else []
-        return [(int(pid), argv) for pid, _, argv in (line.partition(" ") for line in lines)]
-
-    def row(self) -> dict[str, Any]:
-        found = gpu.query(self.run_root, PATIENT_S)
-        assert found["status"] == "ok", found
-        (row,) = found["rows"]
-        return dict(row)
-
-    def health(self) -> dict[str, Any]:
-        found = gpu_health.answer_long(gpu_health.ask_long(self.run_root, PATIENT_S))
-        assert found["status"] == "ok", found
-        return found
+from tests.record_nvidia_smi import DEVICE_FILES, FORMS, blanked
 
 
 @pytest.fixture
 def player(box: Box, monkeypatch: pytest.MonkeyPatch) -> Player:
-    """For this process and for the box's agent alike."""
-    made = Player(box.base / "bin", box.roots["run"])
-    box.environment["PATH"] = f"{made.folder}:{box.environment['PATH']}"
-    monkeypatch.setenv("PATH", f"{made.folder}:{os.environ['PATH']}")
-    return made
-
-
-def judged(facts: dict[str, Any]) -> dict[str, checks_gpu.Check]:
-    """`doctor`'s opinion of these facts, by check."""
-    endpoint = Endpoint("pve1.example.org", 200, "/usr/bin/python3", "/usr/bin/python3", "root")
-    return {check.name: check for check in checks_gpu.gpus(facts, None, endpoint, 1)}
+    return installed(box, monkeypatch)
 
 
 # -- the recording itself ------------------------------------------------------------------------------------
@@ -333,93 +228,3 @@ def test_of_the_device_files_those_count_that_a_program_needs(monkeypatch: pytes
         patched.setattr(os, "listdir", lambda folder: listed)
         found = gpu_health.nodes()
     assert found == ["/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl"]
-
-
-# -- who uses it ---------------------------------------------------------------------------------------------
-
-
-def without_processes(text: str) -> str:
-    """As in a container, where the driver lists nobody, or host process ids that mean nothing."""
-    return re.sub(r"<process_info>.*?</process_info>", "", text, flags=re.DOTALL)
-
-
-def test_memory_counts_whether_or_not_the_driver_lists_who_holds_it(player: Player) -> None:
-    pid, _, held = said("busy", APPLICATIONS).strip().split(", ")
-    assert said("idle", APPLICATIONS) == ""
-    assert f"<pid>{pid}</pid>" in said("busy", gpu_health.LONG)
-    assert int(held) < ROWS["busy"]["memory_used_mib"], "the driver's own part is in no process's row"
-    player.play("busy", edit=without_processes)
-    assert player.health()["rows"] == [LONG_ROWS["busy"]] and player.row() == ROWS["busy"]
-
-
-def test_a_card_that_nobody_here_holds_is_told_as_in_use(player: Player) -> None:
-    """Another container's work: no process is listed, no device file is open here."""
-    facts = {"nodes": [], "driver": {"kernel": None, "userland": []}, "alive": [], "stale": []}
-    player.play("idle")
-    assert judged({**facts, "gpus": player.health()})["memory"].state == "ok"
-    player.play(
-        "busy", edit=lambda text: without_processes(text).replace("<used>883 MiB", "<used>130914 MiB")
-    )
-    seen = judged({**facts, "gpus": player.health()})["memory"]
-    assert seen.state == "warning" and "128 GiB in use, though no run is alive" in seen.says
-    assert "nobody in this container holds it" in seen.mend
-
-
-# -- a driver that hangs -------------------------------------------------------------------------------------
-
-
-def test_a_hung_driver_costs_five_seconds_and_is_asked_once_although_nothing_was_ever_started(
-    box: Box, player: Player
-) -> None:
-    """After a boot there is no folder yet for the note of who asks, and that is when drivers hang."""
-    player.play("idle", hangs=True)
-    took: list[float] = []
-    while not took or (min(took) >= 7 and len(took) < 5):  # the best: other work on the cores is not ours
-        began = time.monotonic()
-        found = box.call("snapshot").result["gpus"]
-        took.append(time.monotonic() - began)
-        assert (found["status"], found["detail"]) == ("timeout", "nvidia-smi did not answer in time")
-    assert min(took) < 7, "5 s and what a look takes"
-    player.play("idle", hangs=True)
-    cut = box.begin("snapshot")  # a person who does not wait for its end
-    ((pid, _),) = box.wait_for(player.asked, "the question", 900)
-    cut.kill()
-    box.collect(cut)
-    try:
-        for _ in range(3):
-            found = box.call("snapshot", gpu_deadline_s=0.3).result["gpus"]
-            assert (found["status"], found["detail"]) == ("timeout", "nvidia-smi hangs in the driver")
-        assert [each for each, _ in player.asked()] == [pid], "the hung one, and no other"
-        assert not Path(box.roots["run"]).exists(), "a look changes nothing"
-    finally:
-        os.kill(pid, signal.SIGKILL)
-    player.play("idle")
-    again = box.call("snapshot", gpu_deadline_s=PATIENT_S).result["gpus"]
-    assert again["rows"] == [ROWS["idle"]], "it is asked again"
-
-
-def test_doctor_gives_a_hung_driver_no_more_than_a_look_does(box: Box, player: Player) -> None:
-    took: list[float] = []
-    while not took or (min(took) >= 9 and len(took) < 5):
-        player.play("idle", hangs=True)
-        began = time.monotonic()
-        found = box.call("doctor", python=box.python).result["gpus"]
-        took.append(time.monotonic() - began)
-        assert (found["status"], found["detail"]) == ("timeout", "nvidia-smi did not answer in time")
-        assert len(player.asked()) == 1, "5 s altogether, not for each of several questions"
-    assert min(took) < 9, "5 s and what doctor takes"
-
-
-def test_the_architecture_is_asked_with_the_deadline_of_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
-
-    def hung(run_root: str, deadline_s: float, argv: Sequence[str]) -> gpu.Query:
-        given.append(deadline_s)
-        query = gpu.Query(run_root, deadline_s, argv)
-        query.known = gpu.Reply("timeout", "nvidia-smi did not answer in time")
-        return query
-
-    monkeypatch.setattr(gpu, "ask", hung)
-    with pytest.raises(Refusal, match="no GPU here says its own") as refused:
-        toolkit.architectures(Roots("/nowhere", "/nowhere", "/nowhere", "/nowhere"), None)
-    assert refused.value.hint == "--arch 9.0" and given == [gpu.DEADLINE_S] == [5.0]

@@ -1,0 +1,115 @@
+"""Who uses a card, and whether its memory is back: told where it is seen, unknown where nobody answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import jsonschema
+import pytest
+
+from agent import gpu, gpu_health, stop
+from agent.call import Call, Roots
+from agent.frames import Frames
+from controller import stopping
+from tests.agent.conftest import Box
+from tests.agent.recorded_card import (
+    LONG_ROWS,
+    PATIENT_S,
+    ROOT,
+    ROWS,
+    Player,
+    hung_question,
+    installed,
+    judged,
+    said,
+)
+from tests.record_nvidia_smi import APPLICATIONS
+
+
+@pytest.fixture
+def player(box: Box, monkeypatch: pytest.MonkeyPatch) -> Player:
+    return installed(box, monkeypatch)
+
+
+def without_processes(text: str) -> str:
+    """As in a container, where the driver lists nobody, or host process ids that mean nothing."""
+    return re.sub(r"<process_info>.*?</process_info>", "", text, flags=re.DOTALL)
+
+
+def test_memory_counts_whether_or_not_the_driver_lists_who_holds_it(player: Player) -> None:
+    pid, _, held = said("busy", APPLICATIONS).strip().split(", ")
+    assert said("idle", APPLICATIONS) == ""
+    assert f"<pid>{pid}</pid>" in said("busy", gpu_health.LONG)
+    assert int(held) < ROWS["busy"]["memory_used_mib"], "the driver's own part is in no process's row"
+    player.play("busy", edit=without_processes)
+    assert player.health()["rows"] == [LONG_ROWS["busy"]] and player.row() == ROWS["busy"]
+
+
+def test_a_card_that_nobody_here_holds_is_told_as_in_use(player: Player) -> None:
+    """Another container's work: no process is listed, no device file is open here."""
+    facts = {"nodes": [], "driver": {"kernel": None, "userland": []}, "alive": [], "stale": []}
+    player.play("idle")
+    assert judged({**facts, "gpus": player.health()})["memory"].state == "ok"
+    player.play(
+        "busy", edit=lambda text: without_processes(text).replace("<used>883 MiB", "<used>130914 MiB")
+    )
+    seen = judged({**facts, "gpus": player.health()})["memory"]
+    assert seen.state == "warning" and "128 GiB in use, though no run is alive" in seen.says
+    assert "nobody in this container holds it" in seen.mend
+
+
+STOP = {"run": None, "grace_s": 900.0, "gpu_wait_s": 0.0, "reason": None}
+
+
+def stop_of(roots: Roots, told: IO[bytes]) -> Call:
+    return Call("stop", "0", STOP, roots, {}, Frames(told.fileno(), "0"), io.BytesIO(), {})
+
+
+def test_memory_that_nobody_can_ask_for_after_a_stop_is_unknown_and_not_given_back(
+    player: Player, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Path(player.run_root).mkdir()
+    monkeypatch.setattr(gpu, "query", partial(gpu.query, deadline_s=PATIENT_S))
+    roots = Roots("/nowhere", "/nowhere", "/nowhere", player.run_root)
+
+    def after() -> tuple[list[dict[str, Any]], list[str]]:
+        """The GPUs of the answer, and what `abort` says beyond its first line."""
+        with (tmp_path / "told").open("wb") as told:
+            gpus = stop._await_memory(stop_of(roots, told), {0: 130914})
+        progress = {"step": 40, "checkpoint": {"step": 40, "path": "/p"}, "lost_steps": 0, "waited_s": 2.0}
+        result = {"outcome": "stopped", "run": "r-0001", **progress, "killed": [], "gpus": gpus}
+        answer = {"box": "lab", "vmid": 200, "exit_code": 0, **result, "survivors": []}
+        schema = json.loads((ROOT / "docs/schema/abort.json").read_text("utf-8"))
+        jsonschema.validate({"schema": 1, "task": "abort", "exit_code": 0, "boxes": [answer]}, schema)
+        return gpus, stopping.text(result).splitlines()[1:]
+
+    player.play("busy", edit=lambda text: text.replace("883, 143771", "130914, 143771"))
+    assert stop._memory(roots) == {0: 130914}
+    (full,), lines = after()
+    assert (full["used_mib"], full["back"]) == (130914, False)
+    assert lines == ["  GPU 0 still has 130914 MiB in use, held by nobody we can see"]
+    with hung_question(player.run_root):
+        (unknown,), lines = after()
+    assert unknown == {**full, "used_mib": None, "back": None}
+    why = "nvidia-smi tells it no more, so whether it is back is unknown: invoke doctor"
+    assert lines == [f"  memory of GPU 0: {why}"]
+    player.play("idle")
+    (free,), lines = after()
+    assert (free["used_mib"], free["back"], lines) == (0, True, [])
+
+
+def test_a_stop_whose_driver_hangs_already_says_that_it_cannot_know(
+    ready: Box, player: Player, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert ready.start().result["run"] == "r-0001"
+    monkeypatch.setattr(stop, "_holds_gpu", lambda run_dir: True)
+    with (tmp_path / "told").open("wb") as told, hung_question(player.run_root):
+        result = stop.stop(stop_of(Roots(**ready.roots), told))
+    assert (result["outcome"], result["gpus"], result["survivors"]) == ("stopped", [], [])
+    why = "nvidia-smi does not tell the GPUs' memory: whether it comes back stays unknown"
+    assert why in (tmp_path / "told").read_text()
