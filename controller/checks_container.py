@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from controller import words
 from controller.checks import Check, Json, failed, ok, skipped, warning
+from controller.checks_host import then_reboot
 from controller.endpoint import Endpoint
 
 CONTAINER, PAYLOAD = "container", "payload"
@@ -15,14 +16,14 @@ FULL_BYTES = 2**20  # with less than this free even the small files of a run fai
 FEW_INODES = 20_000  # a compile cache alone takes thousands
 
 
-def container(facts: Json, endpoint: Endpoint) -> Iterator[Check]:
-    """From the facts of the agent's `doctor`."""
+def container(facts: Json, look: Json | None, endpoint: Endpoint) -> Iterator[Check]:
+    """From the facts of the agent's `doctor`; `look` are the host's, None when it could not be asked."""
     python = facts["agent_python"]
     yield ok(CONTAINER, "agent", f"python {python['version']}, {python['path']}")
     yield _tmux(facts["tmux"])
     yield _disk(facts)
     yield _inodes(facts["disks"])
-    yield _shm(facts, endpoint)
+    yield _shm(facts, look, endpoint)
 
 
 def _tmux(tmux: Json) -> Check:
@@ -60,7 +61,7 @@ def _inodes(rows: list[Json]) -> Check:
     return ok(CONTAINER, "inodes", says)
 
 
-def _shm(facts: Json, endpoint: Endpoint) -> Check:
+def _shm(facts: Json, look: Json | None, endpoint: Endpoint) -> Check:
     """A model staged in memory is loaded in seconds at each start; without room it comes from the disk."""
     shm, model = facts["shm"], facts["recipe"].get("model_bytes")
     if shm is None:
@@ -76,7 +77,7 @@ def _shm(facts: Json, endpoint: Endpoint) -> Check:
         size = f"{-(-model * 5 // 4 // 2**30)}g"
         mend = f"on {endpoint.host}, in /etc/pve/lxc/{endpoint.vmid}.conf: "
         mend += f"lxc.mount.entry: tmpfs dev/shm tmpfs rw,nosuid,nodev,size={size} 0 0; "
-        mend += f"then pct reboot {endpoint.vmid}"
+        mend += then_reboot(facts, look, endpoint)
         return warning(CONTAINER, "/dev/shm", f"{says}: it cannot be staged there", mend)
     return ok(CONTAINER, "/dev/shm", says)
 

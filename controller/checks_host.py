@@ -86,6 +86,19 @@ def _container(look: Json, endpoint: Endpoint) -> Check:
     return ok(HOST, "container", f"{vmid} is running, not locked")
 
 
+def then_reboot(facts: Json, look: Json | None, endpoint: Endpoint) -> str:
+    """The end of a mend that takes a new start of the container, for what this box is doing now.
+
+    A reboot does not wait for the run's checkpoint, and nobody starts it again; a locked container `pct reboot`
+    stops and then fails to start.
+    """
+    lock = (look or {}).get("lock")
+    unlocked = f", once its lock ({lock}) is gone (a reboot would leave it stopped):" if lock else ""
+    reboot = f"pct reboot {endpoint.vmid}"
+    steps = f"invoke abort, {reboot}, invoke restart" if facts["alive"] else reboot
+    return f"then{unlocked} {steps}"
+
+
 def _clock(look: Json, endpoint: Endpoint) -> Check:
     skew, error = look["skew_s"], look["skew_error_s"]
     if skew is None:

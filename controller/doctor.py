@@ -132,7 +132,7 @@ def judge(found: Findings, *, gpus: int | None, ours: str) -> list[Check]:
     facts = found.container
     if facts is None:
         return [*made, *_no_answer(found, made)]
-    made += checks_container.container(facts, found.endpoint)
+    made += checks_container.container(facts, found.host, found.endpoint)
     made += checks_container.payload(facts, ours)
     made += checks_gpu.gpus(facts, found.host, found.endpoint, gpus)
     made += checks_gpu.code(facts)

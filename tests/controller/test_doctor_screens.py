@@ -133,6 +133,19 @@ def no_room(scene: Scene) -> None:
     scene.container["recipe"].update(checkpoint_bytes=21 * GIB)
 
 
+@case(2)
+def a_larger_shm_while_a_run_is_alive(scene: Scene) -> None:
+    scene.container["shm"].update(free_bytes=32 * GIB)
+    scene.container["alive"] = [{"id": "r-0007", "kernels": {"attention": "x", "slow": []}}]
+    scene.container["kernels"] = {"skipped": "r-0007 is using the GPUs, and proved its own at its start"}
+
+
+@case(2)
+def a_larger_shm_of_a_locked_container(scene: Scene) -> None:
+    scene.container["shm"].update(free_bytes=32 * GIB)
+    scene.host.update(lock="backup")
+
+
 @case(9)
 def wrong_recipe_and_another_release(scene: Scene) -> None:
     scene.container["release"]["current"] = "77aa55cc11223344"
