@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from controller import history, render, watch_view
+from controller import history, render, watch_lost, watch_view
 from controller.call import call
 from controller.console import Console, screen_width
 from controller.errors import FINAL, Unreachable, Usage
@@ -50,15 +50,24 @@ def run(
     _check(every_s)
     teller = _teller(box) if notify else None
     began, seen, view, cuts = time.monotonic(), Seen(), watch_view.choose(capture), 0
-    verdict = Verdict("unreachable", "not looked yet")
+    verdict, lost, remembered = Verdict("unreachable", "not looked yet"), watch_lost.Lost(view, box.label), 0
 
     def show(part: dict[str, Any]) -> None:
         nonlocal verdict
+        lost.end()
         seen.take(part)
         verdict = judge(seen.snapshot, gpus=box.gpus, vmid=box.vmid)
         view.show(box.label, verdict, seen)
         if teller:
             teller.take(verdict, seen.snapshot)
+
+    def remember() -> None:
+        """So that a later `status` of a box that is gone knows what this watch saw last, and how long ago."""
+        nonlocal remembered
+        seen_run = (seen.snapshot or {}).get("run")
+        if seen_run and seen.looks > remembered:
+            remembered = seen.looks
+            history.remember(box, seen_run, verdict.word)
 
     failures = 0
     try:
@@ -68,17 +77,19 @@ def run(
                 result = call(box, "watch", _args(run_id, every_s), on_part=show)
                 break
             except Unreachable as error:
+                lost.end()
                 if not seen.looks or isinstance(error, FINAL):
                     raise
                 cuts += 1
-                _remember(box, seen, verdict)
+                remember()
                 failures = 0 if seen.looks > looks else failures + 1
                 pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
-                view.show(box.label, _lost(error, verdict, pause), seen)
+                lost.begin(error, verdict.word, seen, pause)
                 time.sleep(pause)
     finally:
+        lost.end()
         view.close()
-        _remember(box, seen, verdict)
+        remember()
     if teller:
         teller.finish()
     document = {
@@ -101,20 +112,6 @@ def _teller(box: Box) -> Teller:
     )  # a web client: 5 ms that a plain watch need not pay
 
     return Teller(box)
-
-
-def _remember(box: Box, seen: Seen, verdict: Verdict) -> None:
-    """So that a later `status` of a box that is gone knows what this watch saw last."""
-    run = (seen.snapshot or {}).get("run")
-    if run:
-        history.remember(box, run, verdict.word)
-
-
-def _lost(error: Unreachable, last: Verdict, pause: float) -> Verdict:
-    """What is shown while nobody answers: the reason, and what was true before."""
-    summary = f"{error.message}; again in {pause:g} s"
-    before = f"before: {last.word}, {last.summary}"
-    return Verdict("unreachable", summary, reasons=(before,), mend="Ctrl-C leaves; the run may be fine")
 
 
 def _check(every_s: float) -> None:

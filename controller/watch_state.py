@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,18 +16,20 @@ METRICS, TAIL, CURVE = 200, 400, 4000  # lines and points that are kept
 
 @dataclass
 class Seen:
-    """`snapshot` is shaped as the agent's, so that the same verdict and screen serve it."""
+    """`snapshot` is shaped as the agent's, so that the same verdict and screen serve it. `at`: when the last
+    part came, by this machine's clock."""
 
     snapshot: Json | None = None
     loss: deque[Point] = field(default_factory=lambda: deque(maxlen=CURVE))
     rate: deque[Point] = field(default_factory=lambda: deque(maxlen=CURVE))
     tau: deque[Point] = field(default_factory=lambda: deque(maxlen=CURVE))
     looks: int = 0
+    at: float = 0.0
     _after_whole: bool = False
 
     def take(self, part: Json) -> None:
         """One `part` of the agent's watch, whole or new."""
-        self.looks += 1
+        self.looks, self.at = self.looks + 1, time.time()
         if "snapshot" in part:
             self._take_whole(part)
         elif self.snapshot is not None and self.snapshot.get("run"):

@@ -63,7 +63,9 @@ class Lines:
         if verdict.word == self._word and now - self._at < PLAIN_S:
             return
         self._word, self._at = verdict.word, now
-        print(render.one_line(label, verdict, seen.snapshot), flush=True)
+        lost = verdict.word == "unreachable"  # one that answers tells its reasons in `status`
+        line = render.among_others if lost else render.one_line
+        print(line(label, verdict, seen.snapshot), flush=True)
 
     def close(self) -> None:
         pass
