@@ -37,7 +37,7 @@ import torch
 from bench import pipeline_race, pipeline_splits, pipeline_trace
 from bench.common import clock, concluded, machine, matrix_rate, say, section, table
 from bench.pipeline_options import parse, recipe_of, text
-from bench.pipeline_parts import Ready, Rows, Timed
+from bench.pipeline_parts import Ready, Rows, rows_a_second, run_alone
 from bench.random_target import build_random_target
 from trainer import balance, compile_watch, fx_threads, islands, world
 from trainer.exchange import checksum
@@ -210,27 +210,13 @@ class Bench:
             )
 
     def _targets_alone(self) -> None:
-        """Every target's thread with a drafter that takes the features and does nothing."""
-        rows = max(2, self.options.steps // 2)
-        timers = [Timed(target.device) for target in self.targets]
-        threads = [
-            threading.Thread(target=timer.rows, args=(target.features, self.rows, rows, number, len(timers)))
-            for number, (timer, target) in enumerate(zip(timers, self.targets, strict=True))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for timer in timers:
-            if timer.failure is not None:
-                raise timer.failure
-        seconds = [timer.seconds for timer in timers]
-        rate = torch.tensor(
-            sum(self.recipe.data.budget / s for s in seconds), device=self.devices.drafters[0]
-        )
+        timers = run_alone(self.targets, self.rows, max(2, self.options.steps // 2))
+        rate = torch.tensor(rows_a_second(timers), device=self.devices.drafters[0])
+        rate *= self.recipe.data.budget
         self.world.add(rate)  # the cards of the others may be faster or slower
         self.rates["targets"] = float(rate)
-        say(f"{self.rates['targets']:,.0f} tok/s; a row takes {', '.join(f'{s:.3f}' for s in seconds)} s")
+        took = ", ".join(f"{timer.seconds:.3f}" for timer in timers)
+        say(f"{self.rates['targets']:,.0f} tok/s; a row takes {took} s")
         flops = target_flops(text(self.options).to_dict(), self.geometry.target_layer_ids[-1], 1)
         self._print_rate(self.rates["targets"] * flops, self.devices.targets)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from trainer.clock import ROW, Clock, Stamp
 from trainer.data import Document, Row, pack
 from trainer.handoff import own_stream, send
 from trainer.seeding import generator
+from trainer.target import Target
 
 SUPERVISED = 0.7  # of each document, in two answers
 
@@ -50,30 +52,67 @@ class Ready:
 
 
 class Timed:
-    """Seconds of work on one device, by its own events."""
+    """What one thread's `count` rows took on its device, by its own events."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds = 0.0
+    def __init__(self, device: torch.device, count: int) -> None:
+        self.device, self.count = device, count
+        self.began: Stamp
+        self.ended: Stamp
         self.failure: BaseException | None = None
 
-    def rows(self, features: Callable[[Row], Tensor], rows: Any, count: int, first: int, step: int) -> None:
-        """Mean of `count` rows one after the other as a target's thread runs them, after one to begin
-        with."""
+    @property
+    def seconds(self) -> float:
+        """A row's mean."""
+        return self.began.seconds_until(self.ended) / self.count
+
+    def run(
+        self, features: Callable[[Row], Tensor], rows: Any, first: int, step: int, together: threading.Barrier
+    ) -> None:
+        """The rows one after the other as a target's thread runs them, after one to begin with. Threads begin
+        to count `together`: on a shared card none of the others' first rows lies between."""
         try:
             with own_stream(self.device):
                 pace = Clock(self.device)
-                began = None
-                for number in range(count + 1):
+                for number in range(self.count + 1):
                     row = rows.row(first + number * step)
                     pace.keep_pace()
                     if number == 1:
-                        began = Stamp(self.device)
+                        Stamp(self.device).wait()
+                        together.wait()
+                        self.began = Stamp(self.device)
                     with pace.work(ROW):
                         send(row, features(row))
-                ended = Stamp(self.device)
-                ended.wait()
-                assert began is not None
-                self.seconds = began.seconds_until(ended) / count
+                self.ended = Stamp(self.device)
+                self.ended.wait()
         except BaseException as error:
             self.failure = error
+            together.abort()
+
+
+def run_alone(targets: Sequence[Target], rows: Any, count: int) -> list[Timed]:
+    """Every target's thread on `count` rows, with a drafter that takes the features and does nothing."""
+    timers = [Timed(target.device, count) for target in targets]
+    together = threading.Barrier(len(timers))
+    threads = [
+        threading.Thread(target=timer.run, args=(target.features, rows, number, len(timers), together))
+        for number, (timer, target) in enumerate(zip(timers, targets, strict=True))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failures = [timer.failure for timer in timers if timer.failure is not None]
+    if failures:  # the others then only tell that they waited in vain
+        raise next((f for f in failures if not isinstance(f, threading.BrokenBarrierError)), failures[0])
+    return timers
+
+
+def rows_a_second(timers: Sequence[Timed]) -> float:
+    """Of all devices. Threads of one device share its time and end apart, so their rows count over the span
+    from the first begin to the last end there; rates of devices add up, whose events do not compare."""
+    total = 0.0
+    for device in {timer.device for timer in timers}:
+        mine = [timer for timer in timers if timer.device == device]
+        span = max(one.began.seconds_until(other.ended) for one in mine for other in mine)
+        total += sum(timer.count for timer in mine) / span
+    return total

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from bench import pipeline, pipeline_processes, pipeline_race
-from bench.pipeline_parts import Rows
+from bench.pipeline_parts import Rows, Timed, rows_a_second, run_alone
 from bench.pipeline_splits import Tried, misled
 from bench.pipeline_trace import crossings, streams
 from trainer import compile_watch
 from trainer.anchors import allowed_anchors
+from trainer.data import Row
 
 
 @pytest.mark.parametrize("arguments", [["--small"], ["--small", "--split", "2:2", "--rows-per-step", "3"]])
@@ -82,6 +83,54 @@ def test_rows_vary_and_are_functions_of_their_index():
     assert len(counts) > 3
     assert (rows.row(3).ids == Rows(512, 5, 100).row(3).ids).all()
     assert all(allowed_anchors(rows.row(index)).any() for index in range(12))
+
+
+class Moment(float):
+    """A Stamp whose device's clock is read already."""
+
+    def seconds_until(self, later: Moment) -> float:
+        return later - self
+
+
+def timed(device: str, count: int, began: float, ended: float) -> Timed:
+    timer = Timed(torch.device(device), count)
+    timer.began, timer.ended = Moment(began), Moment(ended)
+    return timer
+
+
+def test_threads_of_one_card_count_over_its_whole_span_and_cards_add_up():
+    card = [timed("cuda:0", 2, 1.0, 3.0), timed("cuda:0", 2, 0.0, 4.0), timed("cuda:0", 2, 0.0, 6.0)]
+    assert rows_a_second(card) == pytest.approx(6 / 6)  # a card that takes a second for a row
+    assert [timer.seconds for timer in card] == [1, 2, 3]
+    other = timed("cuda:1", 2, 100.0, 101.0)  # of another clock
+    assert rows_a_second([*card, other]) == pytest.approx(6 / 6 + 2 / 1)
+
+
+class Noted:
+    """A target that writes down which rows it was given."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, seen: list[int], broken: bool = False) -> None:
+        self.seen, self.broken = seen, broken
+
+    def features(self, row: Row) -> torch.Tensor:
+        self.seen.append(row.index)
+        if self.broken:
+            raise ArithmeticError("no features")
+        return torch.zeros(len(row.ids), 1)
+
+
+def test_targets_alone_count_only_when_the_first_row_of_each_is_over():
+    seen: list[int] = []
+    timers = run_alone([Noted(seen) for _ in range(3)], Rows(256, 3, 100), 2)
+    assert sorted(seen[:3]) == [0, 1, 2] and sorted(seen) == list(range(9))
+    assert all(timer.seconds > 0 for timer in timers) and rows_a_second(timers) > 0
+
+
+def test_a_target_that_fails_alone_is_told_and_the_others_do_not_wait_for_it():
+    with pytest.raises(ArithmeticError, match="no features"):
+        run_alone([Noted([]), Noted([], broken=True)], Rows(256, 3, 100), 2)
 
 
 def kernel(ts: float, dur: float, correlation: int, stream: int = 7) -> dict:
