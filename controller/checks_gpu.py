@@ -13,6 +13,10 @@ GPU, CODE = "gpu", "code"
 GPU_CHECKS = ("nodes", "driver", "count", "ecc", "xid", "throttle", "memory", "stale")
 CODE_CHECKS = ("cuda", "kernels", "tracing")
 BUSY_MIB = 1024  # a driver with persistence keeps a few hundred on an idle card
+WORKING_PCT = 10  # of the time of nvidia-smi's last sample, which is a second at most; an idle card has 0
+# A program's context takes a few hundred MiB. Without one, utilisation is the driver's own: one that starts
+# only now, for want of persistence, scrubs the memory for seconds.
+CONTEXT_MIB = 100
 DAY_S = 86400
 _XID = re.compile(r"^\[\s*([\d.]+)\].*NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)")
 _FIRST_NATIVE = (2, 14)  # the tracing flag is a thread's own from here on (pytorch PR 168999)
@@ -175,15 +179,31 @@ def _memory(facts: Json, endpoint: Endpoint) -> Check:
     rows, alive = facts["gpus"]["rows"], facts["alive"]
     if alive:
         return ok(GPU, "memory", f"in use by {', '.join(run['id'] for run in alive)}")
-    busy = [row for row in rows if (row["memory_used_mib"] or 0) > BUSY_MIB]
-    if not busy:
+    held = [row for row in rows if (row["memory_used_mib"] or 0) > BUSY_MIB]
+    working = [row for row in rows if _works(row)]
+    if not held and not working:
         return ok(GPU, "memory", f"free on {words.plural(len(rows), 'GPU')}; no run is alive")
-    held = max(row["memory_used_mib"] for row in busy) * 2**20
-    says = f"GPU {gpu_words.indices(busy)}: up to {words.size(held)} in use, though no run is alive"
+    kinds = []
+    if held:
+        most = max(row["memory_used_mib"] for row in held) * 2**20
+        kinds.append(f"GPU {gpu_words.indices(held)}: up to {words.size(most)} in use")
+    if working:
+        most = max(row["utilization_pct"] for row in working)
+        kinds.append(f"GPU {gpu_words.indices(working)}: at work up to {most:.0f} % of the time")
+    says = f"{'; '.join(kinds)}, though no run is alive"
+    if facts["stale"] and working:
+        pids = ", ".join(str(each["pid"]) for each in facts["stale"])
+        mend = f"somebody needs it: ask whose pid {pids} is (invoke status, stale), or wait for its end"
+        return warning(GPU, "memory", says, mend)
     if facts["stale"]:
         return warning(GPU, "memory", says, _kill(facts["stale"]))
     mend = f"nobody in this container holds it: on {endpoint.host}: fuser -v /dev/nvidia*"
     return warning(GPU, "memory", says, mend)
+
+
+def _works(row: Json) -> bool:
+    used = row["memory_used_mib"]
+    return (row["utilization_pct"] or 0) >= WORKING_PCT and (used is None or used >= CONTEXT_MIB)
 
 
 def _stale(stale: list[Json]) -> Check:

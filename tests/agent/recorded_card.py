@@ -78,7 +78,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "idle": {**SHORT, **IDLE, "utilization_pct": 0, "power_w": 81.47},
     "busy": {**SHORT, **BUSY, "utilization_pct": 99, "power_w": 687.69},
 }
-LONG_ROWS = {"idle": {**LONG, **IDLE}, "busy": {**LONG, **BUSY}}
+LONG_ROWS: dict[str, dict[str, Any]] = {
+    "idle": {**LONG, **IDLE, "utilization_pct": 0},
+    "busy": {**LONG, **BUSY, "utilization_pct": 98},
+}
 
 
 def said(state: str, argv: Sequence[str]) -> str:

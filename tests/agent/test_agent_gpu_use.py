@@ -59,8 +59,37 @@ def test_a_card_that_nobody_here_holds_is_told_as_in_use(player: Player) -> None
         "busy", edit=lambda text: without_processes(text).replace("<used>883 MiB", "<used>130914 MiB")
     )
     seen = judged({**facts, "gpus": player.health()})["memory"]
-    assert seen.state == "warning" and "128 GiB in use, though no run is alive" in seen.says
+    assert seen.state == "warning" and "GPU 0: up to 128 GiB in use" in seen.says
+    assert seen.says.endswith("though no run is alive")
     assert "nobody in this container holds it" in seen.mend
+
+
+@pytest.mark.parametrize("elements", ["without processes", "with processes"])
+def test_a_card_at_work_is_told_however_little_memory_it_takes(player: Player, elements: str) -> None:
+    facts = {"nodes": [], "driver": {"kernel": None, "userland": []}, "alive": [], "stale": []}
+    player.play("busy", edit=without_processes if elements == "without processes" else str)
+    facts["gpus"] = player.health()
+    seen = judged(facts)["memory"]
+    assert seen.state == "warning"
+    assert seen.says == "GPU 0: at work up to 98 % of the time, though no run is alive"
+    assert seen.mend == "nobody in this container holds it: on pve1.example.org: fuser -v /dev/nvidia*"
+    facts["stale"] = [{"pid": 3120, "command": "python3 train.py", "devices": ["/dev/nvidia0"]}]
+    seen = judged(facts)["memory"]
+    assert "pid 3120" in seen.mend and "invoke status" in seen.mend and "kill" not in seen.mend
+    facts["alive"] = [{"id": "r-0001", "kernels": None}]
+    assert judged(facts)["memory"].says == "in use by r-0001"
+
+
+def test_a_driver_that_scrubs_memory_at_its_start_is_nobody_at_work(player: Player) -> None:
+    """Without persistence it starts for each nvidia-smi, and the scrubbing counts as utilisation."""
+    facts = {"nodes": [], "driver": {"kernel": None, "userland": []}, "alive": [], "stale": []}
+    player.play("idle", edit=lambda text: text.replace("<gpu_util>0 %", "<gpu_util>100 %"))
+    assert player.health()["rows"] == [{**LONG_ROWS["idle"], "utilization_pct": 100}]
+    assert judged({**facts, "gpus": player.health()})["memory"].state == "ok"
+    unread = [
+        {**LONG_ROWS["busy"], "memory_used_mib": None}
+    ]  # memory that is the host's has no count of its own
+    assert judged({**facts, "gpus": {"status": "ok", "rows": unread}})["memory"].state == "warning"
 
 
 STOP = {"run": None, "grace_s": 900.0, "gpu_wait_s": 0.0, "reason": None}

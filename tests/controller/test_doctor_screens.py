@@ -219,6 +219,17 @@ def held_by_others(scene: Scene) -> None:
     scene.container["stale"] = [stale]
 
 
+@case(2)
+def another_at_work(scene: Scene) -> None:
+    scene.rows[0].update(memory_used_mib=81_000.0)
+    for row in scene.rows[:2]:
+        row.update(utilization_pct=98.0, throttle=["sw_power_cap"])
+    scene.rows[1].update(memory_used_mib=883.0)
+    scene.container["stale"] = [
+        {"pid": 3120, "command": "python3 train.py", "devices": ["/dev/nvidia0", "/dev/nvidia1"]}
+    ]
+
+
 @case(9)
 def slow_kernels(scene: Scene) -> None:
     line = scene.container["kernels"]["reports"][0]["lines"][2]
