@@ -13,6 +13,7 @@ from typing import Any
 from agent.call import Json, Refusal
 
 IMPORT_TIMEOUT_S = 300  # a first import of torch from a cold disk takes minutes at worst
+HASH_TIMEOUT_S = 900  # of the training data: a second a GiB, ten from a disk
 _DISTRIBUTIONS = ("torch", "triton", "transformers", "flash-linear-attention", "fla-core", "causal-conv1d")
 # torch/version.py alone: importing torch takes seconds, and fails where CUDA's libraries are missing.
 _ABOUT = """
@@ -188,7 +189,24 @@ def describe_recipe(python: str, release_dir: str, recipe: str, overrides: Any) 
     """What `trainer.describe` says of a recipe: `name config_hash model steps checkpoint_bytes budget
     values`."""
     argv = ["-m", "trainer.describe", recipe, "--overrides", json.dumps(overrides)]
-    done = run_python(python, argv, release_dir, 60)
+    return _asked(python, release_dir, argv, 60)
+
+
+def refuse_another_training(
+    python: str, release_dir: str, recipe: str, overrides: Any, checkpoint: str
+) -> None:
+    """Refuses a checkpoint that a run of this recipe cannot go on from, in the trainer's words. A release of
+    which that cannot be asked yet passes: its trainer will say so itself."""
+    if not os.path.isfile(os.path.join(release_dir, "trainer", "resumable.py")):
+        return
+    argv = ["-m", "trainer.resumable", recipe, "--overrides", json.dumps(overrides)]
+    argv += ["--checkpoint", checkpoint]
+    _asked(python, release_dir, argv, HASH_TIMEOUT_S)
+
+
+def _asked(python: str, release_dir: str, argv: list[str], timeout_s: float) -> Json:
+    """The JSON object that a program of the release prints; what it refuses is a `usage` refusal here."""
+    done = run_python(python, argv, release_dir, timeout_s)
     try:
         answer = json.loads(_last_line(done.stdout))
     except ValueError:
@@ -198,7 +216,8 @@ def describe_recipe(python: str, release_dir: str, recipe: str, overrides: Any) 
             "import-check", f"{python} cannot read recipes: {_last_line(done.stderr)}", _place(done.stderr)
         )
     if not answer.get("ok"):
-        raise Refusal("usage", str(answer.get("error", "the recipe is not valid")))
+        words = str(answer.get("error", "the recipe is not valid"))
+        raise Refusal("usage", words, str(answer.get("hint", "")))
     return answer
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import time
-from typing import Any, Iterable, NamedTuple
+from typing import Any, Iterable, Iterator, NamedTuple
 
 from agent import shapes
 from agent.call import Refusal, Roots
@@ -213,13 +213,22 @@ def choose_resume(roots: Roots, resume: str, config_hash: str) -> dict[str, Any]
                 "usage", f"run {resume} has no checkpoint to go on from", "invoke restart --from-scratch"
             )
         return point
-    for run in ids(roots):
-        record = read_json(os.path.join(folder(roots, run), "run.json")) or {}
-        if record.get("config_hash") != config_hash:
-            continue
+    for run in _alike(roots, config_hash):
         if has_finished(folder(roots, run)):
             return None
         point = resume_point(roots, run)
         if point is not None:
             return point
     return None
+
+
+def newest_alike(roots: Roots, config_hash: str) -> str | None:
+    """The newest run of this configuration: what `auto` looks at first."""
+    return next(_alike(roots, config_hash), None)
+
+
+def _alike(roots: Roots, config_hash: str) -> Iterator[str]:
+    for run in ids(roots):
+        record = read_json(os.path.join(folder(roots, run), "run.json")) or {}
+        if record.get("config_hash") == config_hash:
+            yield run

@@ -109,7 +109,11 @@ def prepare(call: Call) -> Plan:
             f"{roots.runs} has {size_words(free)} free, two checkpoints need {size_words(needed)}",
             "remove old checkpoints, or give the container more disk",
         )
-    _refuse_fewer_steps(roots, args["resume"], recipe)
+    point = _to_go_on_from(roots, args["resume"], recipe)
+    if point is not None:
+        words = f"asking whether {point['run']} can be gone on from at step {point['step']}"
+        call.frames.note(words, passing=True)
+        interpreter.refuse_another_training(python, release_dir, name, overrides, point["path"])
     kernels.check(call, python, release_dir, name, overrides, recipe)
     again = {"limit": args["auto_restart"] or 0, "backoff_s": args["backoff_s"]}
     return Plan(release, release_dir, python, recipe, name, overrides, args["resume"], again)
@@ -153,18 +157,33 @@ def _restarts(args: Json, record: Json) -> Json:
     return {"auto_restart": int(theirs["limit"]), "backoff_s": backoff_s}
 
 
-def _refuse_fewer_steps(roots: Roots, resume: str, recipe: Json) -> None:
-    """Before the run that is alive is stopped for it: what was told to be gone on with has more steps."""
-    steps = number(recipe, "steps")
-    if resume in ("auto", "none") or steps is None:
-        return
-    runs.require(roots, resume)
-    point = runs.resume_point(roots, resume)
-    if point is not None and point["step"] > steps:
+def _to_go_on_from(roots: Roots, resume: str, recipe: Json) -> Json | None:
+    """The checkpoint that this run goes on from, or one that its training has written before that: asked
+    before the run that is alive is stopped for it. None without one, or when the stop writes the first."""
+    config_hash = str(recipe.get("config_hash"))
+    run = runs.newest_alike(roots, config_hash) if resume == "auto" else resume
+    if run is None or run == "none":
+        return None
+    alive = bool(procs.scope(runs.require(roots, run)))
+    if resume != "auto":
+        _refuse_fewer_steps(roots, run, alive, number(recipe, "steps"))
+    if alive and runs.resume_point(roots, run) is None:
+        return None
+    return runs.choose_resume(roots, resume, config_hash)
+
+
+def _refuse_fewer_steps(roots: Roots, run: str, alive: bool, steps: float | None) -> None:
+    """What was told to be gone on with has more steps, or has them by the time it is stopped."""
+    point = runs.resume_point(roots, run)
+    done = float(point["step"]) if point is not None else 0.0
+    if alive:
+        state = read_json(os.path.join(runs.folder(roots, run), "state.json"))
+        done = max(done, number(state, "step") or 0.0)
+    if steps is not None and done > steps:
         raise Refusal(
             "usage",
-            f"{resume} stands at step {point['step']}, and train.steps is {steps:g}",
-            f"--set train.steps={2 * int(point['step'])} trains on, --from-scratch begins anew",
+            f"{run} stands at step {int(done)}, and train.steps is {int(steps)}",
+            f"--set train.steps={2 * int(done)} trains on, --from-scratch begins anew",
         )
 
 

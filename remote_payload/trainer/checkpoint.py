@@ -14,13 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trainer import checksums
-from trainer.config import lasting, recipe_of
 from trainer.drafter import Drafter
 from trainer.errors import Refusal, last_line
 from trainer.optimizer import Optimizer
+from trainer.resumable import PROOF, config_of, refuse_another
 from trainer.weights import finite
-
-PROOF = "complete.json"  # written last: without it a folder is no checkpoint
 
 
 class Damaged(Refusal):
@@ -43,8 +41,8 @@ def save(
     """Write `folder/step-000120` after 120 steps, then remove all but the `keep` newest up to it and that of
     step `best`; returns its path.
 
-    `config` is kept beside the tensors: `config_hash`, `data_sha256`, and as `recipe` every value; see
-    `check`. Raises Refusal where the disk does not take it; nothing of it is left there then.
+    `config` is kept beside the tensors: `resumable.identity`, by which `check` goes, and more. Raises Refusal
+    where the disk does not take it; nothing of it is left there then.
     """
     final = folder / name_of(step)
     aside = folder / f".incoming-{final.name}"
@@ -126,16 +124,10 @@ def _number(path: Path) -> int:
     return int(digits) if digits.isdecimal() else -1
 
 
-def config_of(path: Path) -> dict[str, Any]:
-    """What `save` was given beside the tensors. Raises OSError, ValueError, TypeError where it is damaged."""
-    return dict(json.loads((path / "config.json").read_text(encoding="utf-8")))
-
-
 def check(path: Path, config: dict[str, Any]) -> int:
     """Steps done in the checkpoint. Raises Damaged for a folder that is not what was written, Refusal for
-    one that this run cannot go on from: other data, another recipe in what must last (config.lasting), or
-    fewer steps than are done. One that was not sealed has no hashes: only its headers are looked at, when it
-    is loaded."""
+    one that this run cannot go on from (see resumable.py). One that was not sealed has no hashes: only its
+    headers are looked at, when it is loaded."""
     try:
         proof = json.loads((path / PROOF).read_text(encoding="utf-8"))
         step, wrong = int(proof["step"]), checksums.damage(path, proof.get("files", {}))
@@ -146,35 +138,8 @@ def check(path: Path, config: dict[str, Any]) -> int:
         raise Damaged(path, f"not whole ({error})") from None
     if wrong:
         raise Damaged(path, f"damaged ({wrong})")
-    for name, theirs, ours in _differences(path, saved, config):
-        raise Refusal(
-            f"checkpoint {path} was made with {name} {theirs}, this run has {ours}: "
-            "start with the same recipe, overrides and data, or without resume"
-        )
-    steps = config.get("recipe", {}).get("train", {}).get("steps", step)
-    if step > steps:
-        raise Refusal(
-            f"checkpoint {path} has {step:,} steps, this run ends after {steps:,}: raise train.steps"
-        )
+    refuse_another(path, step, saved, config)
     return step
-
-
-def _differences(
-    path: Path, saved: dict[str, Any], config: dict[str, Any]
-) -> Iterator[tuple[str, object, object]]:
-    """(name, value there, value here) of what forbids to go on."""
-    if saved.get("config_hash") != config["config_hash"]:
-        try:
-            values = (saved["recipe"], json.loads(json.dumps(config["recipe"])))
-            theirs, ours = (lasting(recipe_of(each, path / "config.json")) for each in values)
-        except (Refusal, KeyError, TypeError, AttributeError):  # of another schema
-            yield "config_hash", saved.get("config_hash"), config["config_hash"]
-            return
-        for name in ours:
-            if theirs[name] != ours[name]:
-                yield name, theirs[name], ours[name]
-    if saved.get("data_sha256") != config["data_sha256"]:
-        yield "data_sha256", saved.get("data_sha256"), config["data_sha256"]
 
 
 def newest_whole(path: Path, config: dict[str, Any]) -> tuple[Path, int, list[str]]:

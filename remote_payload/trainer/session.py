@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import statistics
 import threading
 import time
@@ -13,9 +12,9 @@ from typing import Any
 
 import torch
 
-from trainer import acceptance, balance, checkpoint, fx_threads, islands, memory, report, world
+from trainer import acceptance, balance, checkpoint, fx_threads, islands, memory, report, resumable, world
 from trainer.compile_watch import CompileWatch, forbid_recompiles
-from trainer.config import Recipe, config_hash
+from trainer.config import Recipe
 from trainer.data import Corpus, Document, RowOrder, load_corpus, load_tokenizer
 from trainer.errors import Refusal
 from trainer.export import export
@@ -128,15 +127,12 @@ class Session:
         self.train = self._corpus(tokenizer, recipe.data.train)
         self.heldout = self._corpus(tokenizer, recipe.data.heldout)
 
-        train_file = self.release_dir / recipe.data.train
         self.config = {
-            "config_hash": config_hash(recipe),
-            "data_sha256": hashlib.sha256(train_file.read_bytes()).hexdigest()[:16],
-            "recipe": dataclasses.asdict(recipe),
+            **resumable.identity(recipe, self.release_dir),
             "geometry": dataclasses.asdict(self.geometry),
         }
         resume = self._choose_checkpoint(resume)
-        made = checkpoint.config_of(resume) if resume else {}
+        made = resumable.config_of(resume) if resume else {}
         self.order = RowOrder(
             self.train.documents,
             budget=recipe.data.budget,

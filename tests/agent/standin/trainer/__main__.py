@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from trainer.describe import load
+from trainer.describe import LASTS, load
 
 LAST_PHASE = "finished"
 
@@ -61,7 +61,8 @@ class Training:
         if not target.exists():
             making = target.with_suffix(".tmp")
             making.mkdir(parents=True)
-            write(making / "complete.json", {"step": self.step})
+            made_with = {name: self.recipe.get(name) for name in LASTS}
+            write(making / "complete.json", {"step": self.step, "made_with": made_with})
             making.rename(target)
         self.saved = {"step": self.step, "path": str(target)}
 

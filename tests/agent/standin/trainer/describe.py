@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 VERSION = 1
-OUTSIDE_THE_HASH = ("behave", "step_s", "deaths", "proof", "proof_code")
+LASTS = ("seed", "data")  # what a run shares with the checkpoint that it goes on from; `data`: their content
+OUTSIDE_THE_HASH = ("behave", "step_s", "deaths", "proof", "proof_code", "data")
 
 
 def load(recipe, overrides):
