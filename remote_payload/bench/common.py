@@ -105,14 +105,35 @@ def matrix_rate(
     return 2 * size**3 * calls / once
 
 
-def concluded(run: Callable[[], list[str]], held: str = "checks") -> int:
+class Goals:
+    """Rates that a measurement is held against. A missed one is told and is no failure: what ran was right,
+    and the card may be a slow one."""
+
+    def __init__(self) -> None:
+        self.judged = True
+        self.missed: list[str] = []
+
+    def verdict(self, name: str, wanted: str, reached: bool) -> str:
+        """What stands behind the figure; `name` and `wanted` again in the last line if it was missed."""
+        if not self.judged:
+            return f"goal {wanted}, not judged here"
+        if not reached:
+            self.missed.append(f"{name} {wanted}")
+        return f"goal {wanted}: {'held' if reached else 'MISSED'}"
+
+
+def concluded(run: Callable[[], list[str]], held: str = "checks", goals: Goals | None = None) -> int:
     """The exit code of a benchmark that returns its failed sections: 0 none, 1 some, 2 it was refused."""
     try:
         failures = run()
     except Refusal as refusal:
         print(f"error: {refusal}", file=sys.stderr)
         return 2
-    say("\n" + (f"FAILED: {', '.join(failures)}" if failures else f"all sections ran, all {held} held"))
+    end = f"FAILED: {', '.join(failures)}" if failures else f"all sections ran, all {held} held"
+    missed = goals.missed if goals else []
+    if missed:
+        end += f"; {len(missed)} goal{'s' * (len(missed) > 1)} MISSED: {', '.join(missed)}"
+    say("\n" + end)
     return 1 if failures else 0
 
 

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from bench import pipeline_race, pipeline_splits, pipeline_trace
-from bench.common import clock, concluded, machine, matrix_rate, say, section, table
+from bench.common import Goals, clock, concluded, machine, matrix_rate, say, section, table
 from bench.pipeline_options import parse, recipe_of, text
 from bench.pipeline_parts import Ready, Rows, rows_a_second, run_alone
 from bench.random_target import build_random_target
@@ -56,11 +56,12 @@ SCALING = 0.975  # goal: 1.95 times the rate of a half
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print everything; 0 if all sections ran and all checks held, 1 if not, 2 for a refusal."""
-    options = parse(argv, __doc__.splitlines()[0])
+    """Print everything; 0 if all sections ran and all checks held, 1 if not, 2 for a refusal. Goals that were
+    missed are named in the last line: a slow card's rate is no failure."""
+    options, goals = parse(argv, __doc__.splitlines()[0]), Goals()
 
     def run() -> list[str]:
-        bench, aside = Bench(options), io.StringIO()
+        bench, aside = Bench(options, goals), io.StringIO()
         with contextlib.nullcontext() if bench.world.leads else contextlib.redirect_stdout(aside):
             failures = bench.run()
             bench.keep_results()
@@ -70,20 +71,21 @@ def main(argv: list[str] | None = None) -> int:
             print(f"process {bench.world.rank} FAILED:\n{aside.getvalue()}", file=sys.stderr)
         return failures
 
-    return concluded(run)
+    return concluded(run, goals=goals)
 
 
 class Bench:
     """One split of the devices, measured section by section."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.failures = options, list[str]()
+    def __init__(self, options: argparse.Namespace, goals: Goals) -> None:
+        self.options, self.goals, self.failures = options, goals, list[str]()
         self.recipe, self.geometry = recipe_of(options)
         rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.devices: Devices = place(self.recipe, self.geometry, rank, size)
         self.world = world.join(rank, size, self.devices.drafters[0])
         self.everywhere = list(dict.fromkeys(self.devices.targets + self.devices.drafters))
         self.on_gpu = self.everywhere[0].type == "cuda"
+        goals.judged = self.on_gpu and not options.small  # what takes milliseconds is bound by Python
         self.rates: dict[str, float] = {}
         self.losses: dict[str, list[float]] = {}
         self.ceiling = 0.0
@@ -295,7 +297,8 @@ class Bench:
             [(name, f"{rate:,.0f}") for name, rate in (*self.rates.items(), ("bound", bound))],
         )
         reached = self.rates["pipeline"] / bound
-        say(f"efficiency {reached:.1%} of {of}; {_goal('≥', EFFICIENCY, reached >= EFFICIENCY)}")
+        goal = self.goals.verdict("efficiency", f"≥ {EFFICIENCY:.0%}", reached >= EFFICIENCY)
+        say(f"efficiency {reached:.1%} of {of}; {goal}")
 
     def _scaling(self) -> None:
         """The same parts, fewer of them: 2:2 against each 1:1 in it: no two cards are equally fast."""
@@ -306,9 +309,10 @@ class Bench:
             mine = self.targets[n * t : (n + 1) * t], self.replicas[n * d : (n + 1) * d]
             self.measure(name, *mine, rows=rows)
         mean = statistics.mean(self.rates[name] for name in parts)
-        reached, goal = self.rates["pipeline"] / mean, SCALING * times
+        reached, wanted = self.rates["pipeline"] / mean, SCALING * times
         whole = f"{t}:{d} -> {self.devices.split[0]}:{self.devices.split[1]}"
-        say(f"scaling {whole}: {reached:.3f} x; goal ≥ {goal:.2f} x: {_held(reached >= goal)}")
+        goal = self.goals.verdict("scaling", f"≥ {wanted:.2f} x", reached >= wanted)
+        say(f"scaling {whole}: {reached:.3f} x; {goal}")
 
     def _traced(self) -> None:
         def run() -> None:
@@ -326,7 +330,8 @@ class Bench:
         worst = max((s.late for s in found), default=0.0)
         say("launched late: the stream had nothing queued because the launch came after its last kernel had")
         say("ended, in gaps under 20 ms; a longer one is a wait for the other side and among the other gaps")
-        say(f"launched late at most {worst:.2%}; {_goal('≤', LATE, worst <= LATE)}")
+        goal = self.goals.verdict("launched late", f"≤ {LATE:.0%}", worst <= LATE)
+        say(f"launched late at most {worst:.2%}; {goal}")
         crossings = pipeline_trace.crossings(events)
         if not crossings:
             say("no copies between cards in the trace")
@@ -369,14 +374,6 @@ class Bench:
         if self.on_gpu:
             for device in self.everywhere:
                 torch.cuda.synchronize(device)
-
-
-def _held(reached: bool) -> str:
-    return "held" if reached else "MISSED"
-
-
-def _goal(sign: str, share: float, reached: bool) -> str:
-    return f"goal {sign} {share:.0%}: {_held(reached)}"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bench import pipeline, pipeline_processes, pipeline_race
+from bench.common import Goals, concluded
 from bench.pipeline_parts import Rows, Timed, rows_a_second, run_alone
 from bench.pipeline_splits import Tried, misled
 from bench.pipeline_trace import crossings, streams
@@ -32,6 +33,35 @@ def test_every_section_runs_small(capsys, arguments):
     assert "FAILED" not in out
     halved = "2:2" in arguments
     assert ("scaling 1:1 -> 2:2" in out and "goal ≥ 1.95 x" in out) is halved
+
+
+def test_goals_that_are_missed_stand_in_the_last_line_and_a_cpus_rates_are_not_judged(capsys, monkeypatch):
+    monkeypatch.setattr(pipeline, "EFFICIENCY", 99.0)
+    monkeypatch.setattr(pipeline, "SCALING", 99.0)
+    halved = ["--small", "--split", "2:2", "--steps", "2"]
+    assert pipeline.main(halved) == 0
+    out = capsys.readouterr().out
+    assert "goal ≥ 9900%, not judged here" in out and "goal ≥ 198.00 x, not judged here" in out
+    assert out.splitlines()[-1] == "all sections ran, all checks held"
+
+    class OnAGpu(Goals):
+        judged = property(lambda goals: True, lambda goals, told: None)
+
+    monkeypatch.setattr(pipeline, "Goals", OnAGpu)
+    assert pipeline.main(halved) == 0
+    missed = "2 goals MISSED: efficiency ≥ 9900%, scaling ≥ 198.00 x"
+    assert capsys.readouterr().out.splitlines()[-1] == f"all sections ran, all checks held; {missed}"
+
+
+def test_a_goal_that_held_is_not_in_the_last_line_and_a_failure_stays_one(capsys):
+    goals = Goals()
+    assert goals.verdict("rate", "≥ 2", reached=True) == "goal ≥ 2: held"
+    assert concluded(list, goals=goals) == 0
+    assert goals.verdict("rate", "≥ 3", reached=False) == "goal ≥ 3: MISSED"
+    assert concluded(lambda: ["weights"], goals=goals) == 1
+    first, second = filter(None, capsys.readouterr().out.splitlines())
+    assert first == "all sections ran, all checks held"
+    assert second == "FAILED: weights; 1 goal MISSED: rate ≥ 3"
 
 
 def test_every_split_of_three_devices_is_tried_and_the_advice_held_against_it(capsys):
