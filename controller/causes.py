@@ -18,7 +18,8 @@ Json = dict[str, Any]
 
 SILENT_S = 60.0  # its state comes every 2 s; a long compile may hold it up, but not for a minute
 PHASE_LIMIT_S = 900.0  # an evaluation, a checkpoint or an end that takes longer deserves a look
-FULL_BYTES = 512 * 2**20  # with less than this free even a log and the small files of a run may fail
+# With less than this free even a log and the small files of a run may fail. `doctor` goes by it, too.
+FULL_BYTES = 512 * 2**20
 FULL_INODES = 1000
 VMID = "VMID"  # stands in a mend for the container's number, which `verdict.judge` knows
 LOG_BYTES_A_MINUTE, LOG_LEAST_S = 10 * 2**20, 60.0  # a step line has 100 bytes
@@ -150,10 +151,7 @@ def room(snapshot: Json, run: Json) -> Iterator[Cause]:
     disks = snapshot.get("disks") or []
     if not disks:
         return
-    folder = str((run.get("log") or {}).get("path") or "")
-    over = [disk for disk in disks if folder.startswith(str(disk["path"]))]
-    # One row stands for a whole file system: without one of its own, the run shares the first.
-    disk = max(over, key=lambda disk: len(disk["path"]), default=disks[0])
+    disk = under(disks, str((run.get("log") or {}).get("path") or ""))
     need, mend = 2 * max(sizes, default=0), "invoke runs.prune --keep 5, or give the container more disk"
     if disk["free_bytes"] < max(need, FULL_BYTES):
         wanted = f", two checkpoints need {words.size(need)}" if need else ""
@@ -161,6 +159,13 @@ def room(snapshot: Json, run: Json) -> Iterator[Cause]:
     if disk.get("inodes_total") and disk["inodes_free"] < FULL_INODES:
         says = f"{disk['path']} has room for {words.plural(disk['inodes_free'], 'file')} more"
         yield Cause("inodes", says, mend)
+
+
+def under(disks: list[Json], path: str) -> Json:
+    """The row of the file system that `path` lies on: one stands for a whole one, under the first folder of
+    ours that is there, so what has no row of its own shares the first."""
+    over = [disk for disk in disks if path.startswith(str(disk["path"]))]
+    return max(over, key=lambda disk: len(disk["path"]), default=disks[0])
 
 
 def _log(run: Json) -> Iterator[Cause]:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from controller import words
+from controller import causes, words
 from controller.checks import Check, Json, failed, ok, skipped, warning
 from controller.checks_host import then_reboot
 from controller.endpoint import Endpoint
+from controller.inventory import Roots
 
 CONTAINER, PAYLOAD = "container", "payload"
 CONTAINER_CHECKS = ("agent", "tmux", "disk", "inodes", "/dev/shm")
 PAYLOAD_CHECKS = ("python", "release", "recipe", "model", "caches")
-FULL_BYTES = 2**20  # with less than this free even the small files of a run fail
+SMALL_BYTES = 2**20  # for what holds no more than a lock and sockets, as /run does
 FEW_INODES = 20_000  # a compile cache alone takes thousands
 
 
-def container(facts: Json, look: Json | None, endpoint: Endpoint) -> Iterator[Check]:
+def container(facts: Json, look: Json | None, endpoint: Endpoint, roots: Roots) -> Iterator[Check]:
     """From the facts of the agent's `doctor`; `look` are the host's, None when it could not be asked."""
     python = facts["agent_python"]
     yield ok(CONTAINER, "agent", f"python {python['version']}, {python['path']}")
     yield _tmux(facts["tmux"])
-    yield _disk(facts)
+    yield _disk(facts, roots)
     yield _inodes(facts["disks"])
     yield _shm(facts, look, endpoint)
 
@@ -37,16 +38,27 @@ def _tmux(tmux: Json) -> Check:
     return ok(CONTAINER, "tmux", f"{tmux['version'] or 'of unknown version'}, {tmux['path']}")
 
 
-def _disk(facts: Json) -> Check:
-    need = 2 * ((facts["recipe"].get("checkpoint_bytes")) or 0)
-    rows = facts["disks"]
-    tight = [row for row in rows if row["free_bytes"] < max(need, FULL_BYTES)]
-    room = ", ".join(f"{row['path']} {words.size(row['free_bytes'])} free" for row in tight or rows)
-    wanted = f"; two checkpoints need {words.size(need)}" if need else ""
+def _disk(facts: Json, roots: Roots) -> Check:
+    """Checkpoints lie with the runs; the `status` of a run asks the same of that disk."""
+    need, rows = 2 * (facts["recipe"].get("checkpoint_bytes") or 0), facts["disks"]
+    if not rows:
+        return skipped(CONTAINER, ["disk"], "its file systems do not tell their room")[0]
+    of_runs, *others = (causes.under(rows, path) for path in (roots.lib, roots.opt, roots.cache))
+
+    def least(row: Json) -> int:
+        whole = causes.FULL_BYTES if row is of_runs or row in others else SMALL_BYTES
+        return max(need, whole) if row is of_runs else whole
+
+    tight = [row for row in rows if row["free_bytes"] < least(row)]
+    says = ", ".join(f"{row['path']} {words.size(row['free_bytes'])} free" for row in tight or rows)
+    if need and (not tight or of_runs in tight):
+        says += f"; two checkpoints need {words.size(need)}"
+    elif tight:
+        says += f"; {words.size(least(tight[0]))} are the least"
     if tight:
         mend = f"free some: invoke exec 'du -xsh {tight[0]['path']}', or give the container more disk"
-        return failed(CONTAINER, "disk", room + wanted, mend)
-    return ok(CONTAINER, "disk", room + wanted)
+        return failed(CONTAINER, "disk", says, mend)
+    return ok(CONTAINER, "disk", says)
 
 
 def _inodes(rows: list[Json]) -> Check:

@@ -89,8 +89,8 @@ def _container(look: Json, endpoint: Endpoint) -> Check:
 def then_reboot(facts: Json, look: Json | None, endpoint: Endpoint) -> str:
     """The end of a mend that takes a new start of the container, for what this box is doing now.
 
-    A reboot does not wait for the run's checkpoint, and nobody starts it again; a locked container `pct reboot`
-    stops and then fails to start.
+    A reboot does not wait for the run's checkpoint, and nobody starts it again; of a locked container it is
+    the stop alone, for `pct` then refuses the start.
     """
     lock = (look or {}).get("lock")
     unlocked = f", once its lock ({lock}) is gone (a reboot would leave it stopped):" if lock else ""

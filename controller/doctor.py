@@ -29,7 +29,7 @@ from controller.console import Console, screen_width
 from controller.deadline import Deadline
 from controller.endpoint import Endpoint
 from controller.errors import PctrunError, Unreachable
-from controller.inventory import Box
+from controller.inventory import Box, Roots
 from controller.outcome import Outcome
 from controller.plan import Plan, Step, planned_python
 
@@ -63,7 +63,10 @@ def run(box: Box, console: Console, *, quick: bool = False) -> Outcome:
     """All checks. The exit code is that of the worst failed one (7: the way, 5: the container is off, 9: what
     a run needs), 2 for warnings alone, else 0."""
     findings = look(box, console, quick=quick)
-    made = [*judge(findings, gpus=box.gpus, ours=release.scan().id), *checks_secrets.here(box)]
+    made = [
+        *judge(findings, gpus=box.gpus, ours=release.scan().id, roots=box.roots),
+        *checks_secrets.here(box),
+    ]
     document: dict[str, Any] = {
         "checks": [check.as_json() for check in made],
         "counts": checks.counts(made),
@@ -118,7 +121,7 @@ def _args(box: Box, python: str, quick: bool) -> dict[str, Any]:
     }
 
 
-def judge(found: Findings, *, gpus: int | None, ours: str) -> list[Check]:
+def judge(found: Findings, *, gpus: int | None, ours: str, roots: Roots) -> list[Check]:
     """Every check, in the order of the way: a pure function. `ours` is the release of the payload here."""
     made = list(checks_host.way(found.endpoint, found.connect_s, found.way))
     if found.endpoint is None:
@@ -132,7 +135,7 @@ def judge(found: Findings, *, gpus: int | None, ours: str) -> list[Check]:
     facts = found.container
     if facts is None:
         return [*made, *_no_answer(found, made)]
-    made += checks_container.container(facts, found.host, found.endpoint)
+    made += checks_container.container(facts, found.host, found.endpoint, roots)
     made += checks_container.payload(facts, ours)
     made += checks_gpu.gpus(facts, found.host, found.endpoint, gpus)
     made += checks_gpu.code(facts)

@@ -12,10 +12,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from controller import checklist, checks, doctor, hostlook
+from controller import causes, checklist, checks, doctor, hostlook, verdict
 from controller.checks import Check
 from controller.endpoint import Endpoint
 from controller.errors import ConnectionLost, HostKeyRefused, LoginRefused, PctrunError, Unreachable
+from controller.inventory import Roots
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "docs/schema/doctor.json").read_text("utf-8"))
@@ -23,6 +24,7 @@ FACTS: dict[str, Any] = json.loads((ROOT / "tests/golden/doctor/eight-gpus.json"
 ENDPOINT = Endpoint(
     "pve1.example.org", 200, "/usr/bin/python3", "/opt/pctrun/venv/current/bin/python", "root"
 )
+SCREENS = ROOT / "tests/golden/screens"
 GIB = 2**30
 
 
@@ -54,7 +56,7 @@ class Scene:
         )
 
     def judge(self) -> list[Check]:
-        return doctor.judge(self.found(), gpus=self.gpus, ours="0b2f6c1d9a7e4455")
+        return doctor.judge(self.found(), gpus=self.gpus, ours="0b2f6c1d9a7e4455", roots=Roots())
 
 
 Change = Callable[[Scene], None]
@@ -328,6 +330,40 @@ def test_old_xids_are_told_and_do_not_alarm() -> None:
     scene.host["xids"] = ["[  100.5] NVRM: Xid (PCI:0000:43:00): 79, GPU has fallen off the bus."]
     check = next(check for check in scene.judge() if check.name == "xid")
     assert check.state == "ok" and "8d ago" in check.says
+
+
+def test_the_disk_of_runs_is_enough_for_doctor_when_it_is_for_status() -> None:
+    """The same look, judged by both: one amount of room is too little for either, or for none."""
+    run = json.loads((SCREENS / "healthy.json").read_text("utf-8"))["snapshot"]
+    for free in (causes.FULL_BYTES - 1, causes.FULL_BYTES):
+        scene = Scene()
+        scene.container["recipe"].update(checkpoint_bytes=None)
+        scene.container["disks"][0].update(free_bytes=free)
+        run["run"]["checkpoints"], run["disks"] = [], scene.container["disks"]
+        check = next(check for check in scene.judge() if check.name == "disk")
+        assert (
+            (check.state == "failed") == ("disk" in verdict.judge(run).causes) == (free < causes.FULL_BYTES)
+        )
+
+
+@pytest.mark.parametrize(
+    ("path", "free", "state"),
+    [
+        ("/run", 200 * 2**20, "ok"),
+        ("/run", 2**19, "failed"),
+        ("/var/cache", 200 * 2**20, "failed"),
+        ("/var/cache", 2 * GIB, "ok"),
+        ("/var/lib", 2 * GIB, "failed"),
+        ("/var/lib", 50 * GIB, "ok"),
+    ],
+)
+def test_each_disk_must_hold_what_lies_on_it(path: str, free: int, state: str) -> None:
+    """Two checkpoints of 20 GiB belong to the runs; locks and sockets need next to nothing."""
+    scene = Scene()
+    scene.container["disks"].append({**scene.container["disks"][0], "path": path, "free_bytes": free})
+    check = next(check for check in scene.judge() if check.name == "disk")
+    assert check.state == state, check
+    assert (f"{path} " in check.says) and (state == "ok" or "/opt" not in check.says)
 
 
 def test_lines_of_the_host_are_told_from_a_banner_and_from_warnings() -> None:
