@@ -20,13 +20,11 @@ from trainer.config import load_recipe
 from trainer.errors import Refusal
 from trainer.geometry import resolve
 from trainer.leaving import leave
+from trainer.tuning import keep_choices
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports a library that could ask a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Without an agent that chose a cache: what Triton finds the fastest is still kept, in one place for all runs.
-os.environ.setdefault("TRITON_CACHE_DIR", str(Path("~/.triton/cache").expanduser()))
-for name in ("TRITON_CACHE_AUTOTUNING", "FLA_CACHE_RESULTS", "FLA_DISABLE_TENSOR_CACHE"):
-    os.environ.setdefault(name, "1")
+keep_choices()
 
 
 def main(argv: list[str] | None = None) -> int:

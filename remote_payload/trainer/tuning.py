@@ -1,7 +1,7 @@
 """Triton compiles the variants it chooses from one by one; all at once, a cold start is a minute shorter.
 
-fla's delta rule alone has 31. What was compiled and chosen is kept in TRITON_CACHE_DIR, so this matters once
-for each GPU, driver and version.
+fla's delta rule alone has 31. What was compiled and chosen is kept in TRITON_CACHE_DIR (by the agent's word, or
+`keep_choices`), so this matters once for each GPU, driver and version.
 """
 
 from __future__ import annotations
@@ -10,9 +10,18 @@ import contextlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 THREADS = 32  # at most; most of a compile runs outside Python's lock or in ptxas
+
+
+def keep_choices() -> None:
+    """Keep what Triton and fla find the fastest where no agent has chosen a cache, in one place for all runs:
+    inductor would give each card a folder of its own. Before anything imports fla, which reads it then."""
+    os.environ.setdefault("TRITON_CACHE_DIR", str(Path("~/.triton/cache").expanduser()))
+    for name in ("TRITON_CACHE_AUTOTUNING", "FLA_CACHE_RESULTS", "FLA_DISABLE_TENSOR_CACHE"):
+        os.environ.setdefault(name, "1")
 
 
 @contextlib.contextmanager

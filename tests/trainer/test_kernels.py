@@ -215,9 +215,10 @@ def test_exit_codes_tell_slow_from_full_from_wrong(
     assert capsys.readouterr().err.startswith("refused: no recipe 'no-such-recipe'")
 
 
-def test_without_an_agent_tuning_is_kept_and_the_memo_that_threads_would_share_is_off() -> None:
+@pytest.mark.parametrize("program", ["trainer.__main__", "bench.common"])
+def test_without_an_agent_tuning_is_kept_and_the_memo_that_threads_would_share_is_off(program) -> None:
     names = ("TRITON_CACHE_DIR", "TRITON_CACHE_AUTOTUNING", "FLA_CACHE_RESULTS", "FLA_DISABLE_TENSOR_CACHE")
-    code = f"import os, trainer.__main__; print([os.environ[name] for name in {names}])"
+    code = f"import os, {program}; print([os.environ[name] for name in {names}])"
     bare = {name: value for name, value in os.environ.items() if name not in names}
     done = subprocess.run([sys.executable, "-c", code], cwd=CONFIGS.parents[1], env=bare, capture_output=True)
     assert done.stdout.decode().endswith("/.triton/cache', '1', '1', '1']\n"), done.stderr
