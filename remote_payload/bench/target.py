@@ -41,6 +41,7 @@ from trainer.kernels import prove
 from trainer.target import TOLERANCE, Target, build, module_engine
 
 SECTIONS = ("parity", "reference", "lean", "profile", "parts", "fp8")
+UNASKED = ("parity", "lean", "profile", "parts")
 PARITY_TOKENS = 3000  # of the row on which transformers' own modules are the judge
 
 
@@ -211,15 +212,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only",
         type=lambda text: tuple(text.split(",")),
-        help=f"some of {','.join(SECTIONS)} instead of all",
+        help=f"some of {','.join(SECTIONS)} instead of {','.join(UNASKED)} and what other options add",
     )
     parser.add_argument("--small", action="store_true", help="a tiny hybrid, for a CPU")
     options = parser.parse_args(argv)
     if options.small:
         options.tokens, options.documents, options.layers, options.random_weights = 256, 3, 4, True
     if options.only is None:
-        options.only = ("parity", "lean", "profile", "parts")
-        options.only += ("reference",) * options.reference + ("fp8",) * (options.precision == "fp8")
+        options.only = UNASKED + ("reference",) * options.reference + ("fp8",) * (options.precision == "fp8")
     if unknown := set(options.only) - set(SECTIONS):
         parser.error(f"--only {','.join(sorted(unknown))}: choose from {', '.join(SECTIONS)}")
     if not options.random_weights:
