@@ -1,7 +1,7 @@
 """Triton compiles the variants it chooses from one by one; all at once, a cold start is a minute shorter.
 
-fla's delta rule alone has 31. What was compiled and chosen is kept in TRITON_CACHE_DIR (by the agent's word, or
-`keep_choices`), so this matters once for each GPU, driver and version.
+fla's delta rule alone has 31. What was compiled and chosen is kept in TRITON_CACHE_DIR (the agent's doing, or
+that of `keep_choices`), so this matters once for each GPU, driver and version.
 """
 
 from __future__ import annotations
