@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from controller import gpu_words, words
 from controller.checks import Check, Json, failed, ok, skipped, warning
@@ -18,6 +18,17 @@ WORKING_PCT = 10  # of the time of nvidia-smi's last sample, which is a second a
 # only now, for want of persistence, scrubs the memory for seconds.
 CONTEXT_MIB = 100
 DAY_S = 86400
+_REPAIRS = {
+    "row": "a memory row waits to be replaced",
+    "page": "a memory page waits to be put out of use",
+    "channel": "a memory channel waits for its repair",
+    "tpc": "a group of compute units (TPC) waits for its repair",
+}
+_BEYOND_REPAIR = {
+    "row": "a memory row could not be replaced",
+    "memory": "memory that cannot be repaired",
+    "sram": "errors of the on-chip memory (SRAM) beyond NVIDIA's limit",
+}
 _XID = re.compile(r"^\[\s*([\d.]+)\].*NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)")
 _FIRST_NATIVE = (2, 14)  # the tracing flag is a thread's own from here on (pytorch PR 168999)
 
@@ -115,31 +126,39 @@ def _count(facts: Json, look: Json | None, endpoint: Endpoint, wanted: int | Non
 
 
 def _ecc(rows: list[Json], endpoint: Endpoint) -> Check:
-    broken = [row for row in rows if row["remap_failed"]]
-    if broken:
-        says = f"GPU {gpu_words.indices(broken)}: a memory row could not be replaced"
-        return failed(
-            GPU, "ecc", says, "the card is to be replaced; leave it out: topology.devices in the recipe"
-        )
-    wounded = [row for row in rows if row["ecc_uncorrectable"] or row["remap_pending"] or _wants_reset(row)]
-    if wounded:
-        kinds = {
-            "uncorrectable errors": [row for row in wounded if row["ecc_uncorrectable"]],
-            "a row waits to be replaced": [row for row in wounded if row["remap_pending"]],
-            "asks for a reset": [row for row in wounded if _wants_reset(row)],
-        }
-        says = "; ".join(f"GPU {gpu_words.indices(rows)}: {kind}" for kind, rows in kinds.items() if rows)
-        mend = (
-            f"invoke abort; then on {endpoint.host}: nvidia-smi --gpu-reset -i {gpu_words.indices(wounded)}"
-        )
-        return failed(GPU, "ecc", says, f"{mend}, or reboot it")
+    mends = []
+    if lost := [row for row in rows if _beyond_repair(row)]:
+        cards = gpu_words.indices(lost)
+        mends.append(f"have GPU {cards} replaced; until then leave it out: topology.devices in the recipe")
+    if ill := [row for row in rows if _mendable(row)]:
+        reset = f"nvidia-smi --gpu-reset -i {gpu_words.indices(ill)}"
+        mends.append(f"invoke abort; then on {endpoint.host}: {reset}, or reboot it")
+    if mends:
+        says = "; ".join([*_by_ill(rows, _beyond_repair), *_by_ill(rows, _mendable)])
+        return failed(GPU, "ecc", says, "; ".join(mends))
     if all(row["ecc_uncorrectable"] is None for row in rows):
         return ok(GPU, "ecc", "not counted on these cards")
     return ok(GPU, "ecc", "no uncorrectable error since the driver was loaded")
 
 
-def _wants_reset(row: Json) -> bool:
-    return row["recovery"] not in (None, "None")
+def _by_ill(rows: list[Json], ills: Callable[[Json], list[str]]) -> list[str]:
+    """`GPU 2,5: asks for a reset` for each of the ills."""
+    found: dict[str, list[Json]] = {}
+    for row in rows:
+        for ill in ills(row):
+            found.setdefault(ill, []).append(row)
+    return [f"GPU {gpu_words.indices(having)}: {ill}" for ill, having in found.items()]
+
+
+def _beyond_repair(row: Json) -> list[str]:
+    return [_BEYOND_REPAIR[part] for part in row["beyond_repair"]]
+
+
+def _mendable(row: Json) -> list[str]:
+    """What a reset may mend."""
+    ills = ["uncorrectable errors"] if row["ecc_uncorrectable"] else []
+    ills += [_REPAIRS[part] for part in row["repairs_pending"]]
+    return [*ills, "asks for a reset"] if row["recovery"] not in (None, "None") else ills
 
 
 def _xid(look: Json | None, endpoint: Endpoint) -> Check:

@@ -15,13 +15,20 @@ from agent import gpu
 
 LONG = ("nvidia-smi", "-q", "-x")
 NODES = ("nvidiactl", "nvidia-uvm")  # beside one nvidiaN a GPU
-# Bad memory is put out of use by the row since Ampere, by the page before it; new drivers know channels, too.
-_WAITING = (
-    "remapped_rows/remapped_row_pending",
-    "retired_pages/pending_retirement",
-    "ecc_errors/channel_repair_pending",
-)
-_BEYOND_REPAIR = ("remapped_rows/remapped_row_failure", "ecc_errors/unrepairable_memory")
+# What waits for a reset to be mended. Bad memory is put out of use by the row since Ampere, by the page before
+# it; new drivers know channels, and compute units (TPC), too.
+_REPAIRS = {
+    "row": "remapped_rows/remapped_row_pending",
+    "page": "retired_pages/pending_retirement",
+    "channel": "ecc_errors/channel_repair_pending",
+    "tpc": "ecc_errors/tpc_repair_pending",
+}
+# What no reset mends: each is a ground on which NVIDIA takes a card back, after a diagnosis of its own.
+_BEYOND_REPAIR = {
+    "row": "remapped_rows/remapped_row_failure",
+    "memory": "ecc_errors/unrepairable_memory",
+    "sram": "ecc_errors/aggregate/sram_threshold_exceeded",
+}
 _GPU_NODE = re.compile(r"nvidia\d+")
 _USERLAND = (
     "/usr/lib/x86_64-linux-gnu",
@@ -71,8 +78,8 @@ def _row(index: int, node: ElementTree.Element, driver: str | None) -> dict[str,
         "utilization_pct": _number(node, "utilization/gpu_util"),
         "ecc": _text(node, "ecc_mode/current_ecc"),
         "ecc_uncorrectable": _uncorrectable(node.find("ecc_errors/volatile")),
-        "remap_pending": any(_text(node, path) == "Yes" for path in _WAITING),
-        "remap_failed": any(_text(node, path) == "Yes" for path in _BEYOND_REPAIR),
+        "repairs_pending": [part for part, path in _REPAIRS.items() if _text(node, path) == "Yes"],
+        "beyond_repair": [part for part, path in _BEYOND_REPAIR.items() if _text(node, path) == "Yes"],
         "recovery": _text(node, "gpu_recovery_action"),
         "throttle": [tag.partition("_reason_")[2] for tag in active],
         "temperature_c": _number(node, "temperature/gpu_temp"),

@@ -64,8 +64,8 @@ LONG = {
     **SAME,
     "bus": "00000000:00:06.0",
     "ecc": "Enabled",
-    "remap_pending": False,
-    "remap_failed": False,
+    "repairs_pending": [],
+    "beyond_repair": [],
     "recovery": "None",
 }
 IDLE = {

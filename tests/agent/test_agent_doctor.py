@@ -50,10 +50,10 @@ def test_the_long_form_gives_health_and_leaves_out_what_is_normal():
     well, sick = found["rows"]
     assert well["name"] == "NVIDIA H200" and well["bus"] == "00000000:1B:00.0"
     assert (well["memory_used_mib"], well["memory_total_mib"], well["temperature_c"]) == (0.0, 143771.0, 33.0)
-    assert (well["ecc"], well["ecc_uncorrectable"], well["remap_pending"]) == ("Enabled", 0, False)
-    assert (well["throttle"], well["recovery"], well["remap_failed"]) == (["gpu_idle"], "None", False)
+    assert (well["ecc"], well["ecc_uncorrectable"], well["repairs_pending"]) == ("Enabled", 0, [])
+    assert (well["throttle"], well["recovery"], well["beyond_repair"]) == (["gpu_idle"], "None", [])
     assert sick["ecc_uncorrectable"] == 3, "those of this boot, of all kinds, and not the card's whole life"
-    assert (sick["remap_pending"], sick["recovery"]) == (True, "Reset")
+    assert (sick["repairs_pending"], sick["recovery"]) == (["row"], "Reset")
     assert sick["throttle"] == ["sw_power_cap", "sw_thermal_slowdown"]
 
 
@@ -70,10 +70,10 @@ def test_an_old_driver_and_a_card_without_ecc_are_read_too():
     found = health(old)
     assert found["cuda"] is None
     tesla, geforce = found["rows"]
-    assert (tesla["throttle"], tesla["ecc_uncorrectable"], tesla["remap_pending"]) == (
+    assert (tesla["throttle"], tesla["ecc_uncorrectable"], tesla["repairs_pending"]) == (
         ["hw_slowdown"],
         2,
-        True,
+        ["page"],
     )
     assert (geforce["ecc_uncorrectable"], geforce["memory_used_mib"], geforce["throttle"]) == (None, None, [])
 

@@ -110,21 +110,43 @@ def test_doctor_reads_every_fact_and_calls_none_a_fault(box: Box, player: Player
     assert opinion["throttle"].says == load[state]
 
 
+RESET = "invoke abort; then on pve1.example.org: nvidia-smi --gpu-reset -i 0, or reboot it"
+REPLACE = "have GPU 0 replaced; until then leave it out: topology.devices in the recipe"
+
+
 @pytest.mark.parametrize(
-    ("element", "fact", "says"),
+    ("element", "fact", "part", "says", "mend"),
     [
-        ("remapped_row_pending", "remap_pending", "a row waits to be replaced"),
-        ("channel_repair_pending", "remap_pending", "a row waits to be replaced"),
-        ("remapped_row_failure", "remap_failed", "a memory row could not be replaced"),
-        ("unrepairable_memory", "remap_failed", "a memory row could not be replaced"),
+        ("remapped_row_pending", "repairs_pending", "row", "a memory row waits to be replaced", RESET),
+        (
+            "channel_repair_pending",
+            "repairs_pending",
+            "channel",
+            "a memory channel waits for its repair",
+            RESET,
+        ),
+        ("tpc_repair_pending", "repairs_pending", "tpc", "a group of compute units (TPC) waits", RESET),
+        ("remapped_row_failure", "beyond_repair", "row", "a memory row could not be replaced", REPLACE),
+        ("unrepairable_memory", "beyond_repair", "memory", "memory that cannot be repaired", REPLACE),
+        (
+            "sram_threshold_exceeded",
+            "beyond_repair",
+            "sram",
+            "errors of the on-chip memory (SRAM)",
+            REPLACE,
+        ),
     ],
 )
-def test_each_flag_of_damaged_memory_is_read(player: Player, element: str, fact: str, says: str) -> None:
+def test_each_flag_of_damage_is_read_and_told_in_its_own_words(
+    player: Player, element: str, fact: str, part: str, says: str, mend: str
+) -> None:
     player.play("idle", edit=lambda text: text.replace(f"<{element}>No<", f"<{element}>Yes<"))
     found = player.health()
-    assert found["rows"] == [{**LONG_ROWS["idle"], fact: True}]
+    assert found["rows"] == [{**LONG_ROWS["idle"], fact: [part]}]
     facts = {"gpus": found, "nodes": [], "driver": {"kernel": None, "userland": []}, "alive": [], "stale": []}
-    assert judged(facts)["ecc"].state == "failed" and says in judged(facts)["ecc"].says
+    told = judged(facts)["ecc"]
+    assert (told.state, told.mend) == ("failed", mend) and told.says.startswith(f"GPU 0: {says}")
+    assert ("row" in told.says) == (part == "row"), "only a row is called one"
 
 
 def test_errors_of_this_boot_are_counted_and_those_of_the_cards_life_are_not(player: Player) -> None:

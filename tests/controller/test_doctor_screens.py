@@ -203,10 +203,18 @@ def hanging_driver(scene: Scene) -> None:
 
 @case(9)
 def sick_gpus(scene: Scene) -> None:
-    scene.rows[2].update(ecc_uncorrectable=3, remap_pending=True)
+    scene.rows[2].update(ecc_uncorrectable=3, repairs_pending=["row"])
     scene.rows[5].update(recovery="Reset")
     scene.rows[6].update(throttle=["hw_slowdown", "hw_thermal_slowdown"], temperature_c=91.0)
     scene.host["xids"] = ["[86390.010] NVRM: Xid (PCI:0000:43:00): 94, pid=812, Contained memory error"]
+
+
+@case(9)
+def worn_out_gpus(scene: Scene) -> None:
+    scene.rows[1].update(beyond_repair=["row"])
+    scene.rows[2].update(repairs_pending=["channel", "tpc"], recovery="Reset")
+    scene.rows[3].update(beyond_repair=["memory", "sram"], ecc_uncorrectable=7)
+    scene.rows[4].update(repairs_pending=["tpc"])
 
 
 @case(2)
@@ -324,14 +332,6 @@ def test_a_host_that_gives_no_answer_does_not_hide_the_container() -> None:
     assert states["count"] == states["kernels"] == "ok"
 
 
-def test_old_xids_are_told_and_do_not_alarm() -> None:
-    scene = Scene()
-    scene.host["uptime_s"] = 9 * 86400.0
-    scene.host["xids"] = ["[  100.5] NVRM: Xid (PCI:0000:43:00): 79, GPU has fallen off the bus."]
-    check = next(check for check in scene.judge() if check.name == "xid")
-    assert check.state == "ok" and "8d ago" in check.says
-
-
 def test_the_disk_of_runs_is_enough_for_doctor_when_it_is_for_status() -> None:
     """The same look, judged by both: one amount of room is too little for either, or for none."""
     run = json.loads((SCREENS / "healthy.json").read_text("utf-8"))["snapshot"]
@@ -364,6 +364,14 @@ def test_each_disk_must_hold_what_lies_on_it(path: str, free: int, state: str) -
     check = next(check for check in scene.judge() if check.name == "disk")
     assert check.state == state, check
     assert (f"{path} " in check.says) and (state == "ok" or "/opt" not in check.says)
+
+
+def test_old_xids_are_told_and_do_not_alarm() -> None:
+    scene = Scene()
+    scene.host["uptime_s"] = 9 * 86400.0
+    scene.host["xids"] = ["[  100.5] NVRM: Xid (PCI:0000:43:00): 79, GPU has fallen off the bus."]
+    check = next(check for check in scene.judge() if check.name == "xid")
+    assert check.state == "ok" and "8d ago" in check.says
 
 
 def test_lines_of_the_host_are_told_from_a_banner_and_from_warnings() -> None:
