@@ -13,6 +13,7 @@ from trainer.config import Recipe, load_recipe
 from trainer.describe import describe
 from trainer.geometry import resolve
 from trainer.masks import FLEX_BLOCK
+from trainer.topology import auto_split
 
 PAYLOAD = Path(__file__).resolve().parents[2] / "remote_payload"
 MODEL_27B = PAYLOAD / "bench/configs/qwen3.5-27b"
@@ -63,6 +64,15 @@ def test_the_original_configuration_and_the_papers_values():
     sequences, filled = 800_000, 3072 / 2
     epochs = paper.train.steps * paper.rows_per_step * paper.data.budget / (sequences * filled)
     assert math.isclose(epochs, 6, rel_tol=0.01)
+
+
+def test_what_the_recipe_says_of_another_split_follows_from_the_arithmetic():
+    recipe = full_size("qwen3.6-27b")
+    targets, drafters = auto_split(recipe, resolve(recipe), 8)
+    assert (targets, drafters) == (7, 1)
+    said = (PAYLOAD / "recipes/qwen3.6-27b.yaml").read_text()
+    more = targets / recipe.topology.named[0]  # the targets are the slower side in both
+    assert f"`auto` gives {targets}:{drafters} here: by arithmetic {more:.1f} x the rows" in said
 
 
 def test_sliding_layers_as_the_published_3_6_drafter_has_them():
