@@ -97,5 +97,5 @@ model: env
 	@$(RUN) sandbox.model
 
 clean:
-	@[ ! -x $(RUN) ] || $(RUN) sandbox.down --container || true
+	@[ ! -x $(RUN) ] || $(RUN) sandbox.down --wipe --yes || true
 	rm -rf $(VENV) .sandbox

@@ -56,7 +56,12 @@ def up(console: Console, *, realistic: bool | None, python: str, engine: str) ->
     return Outcome(document, text)
 
 
-def down(console: Console, *, container: bool, wipe: bool) -> Outcome:
+def down(console: Console, *, container: bool, wipe: bool, yes: bool) -> Outcome:
+    """Raises Usage when files were to go and nobody was there to say yes; then nothing is stopped either."""
+    folder = embedded.folder()
+    question = f"delete all that the containers in {folder} hold, runs included (models stay)?"
+    if wipe and not yes and (folder / "ct").exists() and not console.confirmed(question):
+        raise Usage("nothing was deleted: nobody said yes", "y and Enter, or --yes where nobody can be asked")
     was_up = embedded.down(container=container or wipe, keep_data=not wipe)
     rest = "its container and files are gone" if wipe else "its container is off" if container else ""
     text = "down" if was_up else "was down already"

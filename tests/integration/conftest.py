@@ -100,7 +100,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     made = _project(tmp_path_factory.mktemp("whole"))
     (made.sandbox / "models").mkdir(parents=True)
     yield made
-    made.invoke("sandbox.down", "--wipe", code=None)
+    made.invoke("sandbox.down", "--wipe", "--yes", code=None)
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def box(programs: Path, project: Path) -> Iterator[Path]:
     done = run(programs, project, "sandbox.up", "--python", sys.executable)
     assert done.returncode == 0, done.stderr
     yield project
-    run(programs, project, "sandbox.down", "--container", "--wipe")
+    run(programs, project, "sandbox.down", "--wipe", "--yes")
 
 
 def run(
