@@ -127,7 +127,7 @@ def _processes(roots: Roots, gpus: Json) -> Json:
         if os.path.dirname(folder) == roots.runs:
             state = files.read_json(os.path.join(folder, "state.json")) or {}
             alive.append({"id": os.path.basename(folder), "kernels": state.get("kernels")})
-    return {"alive": alive, "stale": [] if gpus["status"] == "absent" else snapshot.stale(ours)}
+    return {"alive": alive, "stale": [] if gpus["status"] == "absent" else gpu.holders(roots.run, ours)}
 
 
 def _caches(roots: Roots, facts: Json, release_dir: str | None) -> Json:

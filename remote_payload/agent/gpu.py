@@ -15,7 +15,7 @@ import re
 import select
 import subprocess
 import time
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
 from agent import procs
 from agent.files import number, read_json
@@ -58,6 +58,7 @@ _REASONS = (
     "display_clocks_setting",
 )
 DEVICES = "/dev/nvidia"
+ASKERS = ("nvidia-smi", "sh")  # the programs that open device files for a look (gpu_health.ask_nodes: sh)
 DEADLINE_S = 5.0  # H200s answer in 0.1 s; what takes longer hangs, and who comes later does not wait for it
 
 
@@ -77,7 +78,7 @@ class Query:
         self.run_root, self.argv, self.program, self.dialect = run_root, argv, argv[0], dialect
         self.began = time.monotonic()
         self.deadline = self.began + deadline_s
-        self.note = os.path.join(run_root, f"{self.program}.json")
+        self.note = _note(run_root, self.program)
         self.child: subprocess.Popen[bytes] | None = None
         self.known: Reply | None = None
 
@@ -181,6 +182,17 @@ def query(run_root: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
     return answer(ask(run_root, deadline_s))
 
 
+def holders(run_root: str, but: set[int]) -> list[dict[str, Any]]:
+    """Processes that hold a GPU's device file: `{pid, command, devices}`.
+
+    Left out are `but` and what a look has started: a question's child holds its lock, which nobody else has.
+    """
+    locks = frozenset(name for program in ASKERS for name in _lock_names(_note(run_root, program)))
+    held = procs.device_holders(DEVICES, locks)
+    found = [(procs.look(pid), devices) for pid, devices in held.items() if pid not in but]
+    return [{"pid": proc.pid, "command": proc.command, "devices": devices} for proc, devices in found if proc]
+
+
 def _without_program(program: str) -> Reply:
     if glob.glob(DEVICES + "[0-9]*"):
         return Reply("error", f"{DEVICES}* is here, but {program} is not installed")
@@ -218,6 +230,25 @@ def _give_up(query: Query, child: subprocess.Popen[bytes]) -> Reply:
     return Reply("timeout", f"{query.program} did not answer in time")
 
 
+def _note(run_root: str, program: str) -> str:
+    return os.path.join(run_root, f"{program}.json")
+
+
+def _socket_name(note: str) -> bytes:
+    return b"\0" + os.fsencode(note)[-100:]  # abstract, of 107 bytes at most
+
+
+def _lock_names(note: str) -> Iterator[str]:
+    """The lock of `_locked` as /proc/PID/fd names it: the file, or the socket of that name."""
+    yield os.path.realpath(note)
+    name = _socket_name(note).replace(b"\0", b"@")
+    with contextlib.suppress(OSError), open("/proc/net/unix", "rb") as sockets:
+        for line in sockets:
+            fields = line.rstrip(b"\n").split(None, 7)  # the last two: inode and, where it has one, name
+            if fields[7:] == [name]:
+                yield f"socket:[{int(fields[6])}]"
+
+
 def _locked(note: str) -> Optional[int]:
     """A descriptor that holds the lock while it, or a child's copy, is open; None: another has it.
 
@@ -231,7 +262,7 @@ def _locked(note: str) -> Optional[int]:
 
         name = socket.socket(socket.AF_UNIX)
         try:
-            name.bind(b"\0" + os.fsencode(note)[-100:])  # abstract, of 107 bytes at most
+            name.bind(_socket_name(note))
         except OSError:
             name.close()
             return None

@@ -15,8 +15,8 @@ from agent import gpu
 
 LONG = ("nvidia-smi", "-q", "-x")
 NODES = ("nvidiactl", "nvidia-uvm")  # beside one nvidiaN a GPU
-# What waits for a reset to be mended. Bad memory is put out of use by the row since Ampere, by the page before
-# it; new drivers know channels, and compute units (TPC), too.
+# What waits for a reset to be mended. Bad memory is put out of use by the row since Ampere, by the page
+# before it; new drivers know channels, and compute units (TPC), too.
 _REPAIRS = {
     "row": "remapped_rows/remapped_row_pending",
     "page": "retired_pages/pending_retirement",

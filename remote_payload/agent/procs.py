@@ -168,22 +168,26 @@ def signal_name(number: int) -> str:
         return f"SIG{number}"  # a real-time signal
 
 
-def device_holders(prefix: str = "/dev/nvidia") -> dict[int, list[str]]:
-    """Which processes hold device files that start with `prefix`: pid -> device paths."""
+def device_holders(
+    prefix: str = "/dev/nvidia", without: frozenset[str] = frozenset()
+) -> dict[int, list[str]]:
+    """Which processes hold device files that start with `prefix`: pid -> device paths.
+
+    Left out is a process that also holds one of `without`, files or sockets as /proc names them.
+    """
     holders: dict[int, list[str]] = {}
     for pid in pids():
         try:
             descriptors = os.listdir(f"/proc/{pid}/fd")
         except OSError:
             continue
-        devices = set()
+        held = set()
         for descriptor in descriptors:
             try:
-                target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+                held.add(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
             except OSError:
                 continue
-            if target.startswith(prefix):
-                devices.add(target)
-        if devices and pid != os.getpid():
-            holders[pid] = sorted(devices)
+        devices = sorted(name for name in held if name.startswith(prefix))
+        if devices and pid != os.getpid() and not held & without:
+            holders[pid] = devices
     return holders

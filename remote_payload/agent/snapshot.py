@@ -62,18 +62,8 @@ def run(call: Call) -> dict[str, Any]:
         facts["run"]["tmux"] = tmux.has_session(roots.run, chosen)  # once a look: it may take seconds
     facts["gpus"] = gpu.answer(question)
     ours = {proc.pid for found in marked.values() for proc in found}
-    facts["stale"] = stale(ours) if facts["gpus"]["status"] != "absent" else []
+    facts["stale"] = gpu.holders(roots.run, ours) if facts["gpus"]["status"] != "absent" else []
     return facts
-
-
-def stale(ours: set[int]) -> list[dict[str, Any]]:
-    """Processes that hold a GPU's device file and belong to no run: `{pid, command, devices}`."""
-    found = []
-    for pid, devices in procs.device_holders().items():
-        proc = procs.look(pid)
-        if proc and pid not in ours:
-            found.append({"pid": pid, "command": proc.command, "devices": devices})
-    return found
 
 
 def disk(path: str) -> dict[str, Any] | None:

@@ -200,7 +200,7 @@ def _await_memory(call: Call, before: dict[int, int]) -> list[Json]:
         numbers = ", ".join(map(str, full))
         call.frames.note(f"GPU {numbers}: memory not back yet, {waited:.0f} s", passing=True)
         time.sleep(0.5)
-    holders = _holders() if full else []
+    holders = gpu.holders(call.roots.run, set()) if full else []
     return [
         {
             "index": index,
@@ -211,8 +211,3 @@ def _await_memory(call: Call, before: dict[int, int]) -> list[Json]:
         }
         for index, used in before.items()
     ]
-
-
-def _holders() -> list[Json]:
-    found = [(procs.look(pid), devices) for pid, devices in procs.device_holders().items()]
-    return [{"pid": proc.pid, "command": proc.command, "devices": devices} for proc, devices in found if proc]

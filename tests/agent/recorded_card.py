@@ -36,6 +36,7 @@ told = json.load(open(os.path.join(folder, "told.json")))
 asked = " ".join(["nvidia-smi", *sys.argv[1:]])
 with open(os.path.join(folder, "asked"), "a") as notes:
     notes.write(f"{{os.getpid()}} {{asked}}\\n")
+device = told["device"] and open(told["device"])
 if told["hangs"]:
     time.sleep(900)
 query = next((each for each in sys.argv if each.startswith("--query-gpu=")), "")
@@ -98,11 +99,20 @@ class Player:
         (folder / "nvidia-smi").chmod(0o755)
 
     def play(
-        self, state: str, *, lacks: Sequence[str] = (), hangs: bool = False, edit: Callable[[str], str] = str
+        self,
+        state: str,
+        *,
+        lacks: Sequence[str] = (),
+        hangs: bool = False,
+        device: str = "",
+        edit: Callable[[str], str] = str,
     ) -> None:
-        """From now on the card is so; its driver knows no field of `lacks`; `edit` alters what it says."""
+        """From now on the card is so; its driver knows no field of `lacks`; `edit` alters what it says.
+
+        Who asks opens `device`.
+        """
         answers = {asked: {**told, "text": edit(told["text"])} for asked, told in RECORDING[state].items()}
-        told = {"answers": answers, "lacks": list(lacks), "hangs": hangs}
+        told = {"answers": answers, "lacks": list(lacks), "hangs": hangs, "device": device}
         (self.folder / "told.json").write_text(json.dumps(told))
         (self.folder / "asked").unlink(missing_ok=True)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import time
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -12,7 +14,7 @@ from typing import IO, Any
 import jsonschema
 import pytest
 
-from agent import gpu, gpu_health, stop
+from agent import gpu, gpu_health, procs, stop
 from agent.call import Call, Roots
 from agent.frames import Frames
 from controller import stopping
@@ -90,6 +92,38 @@ def test_a_driver_that_scrubs_memory_at_its_start_is_nobody_at_work(player: Play
         {**LONG_ROWS["busy"], "memory_used_mib": None}
     ]  # memory that is the host's has no count of its own
     assert judged({**facts, "gpus": {"status": "ok", "rows": unread}})["memory"].state == "warning"
+
+
+@pytest.mark.parametrize("started", [True, False], ids=["a lock file", "a socket, as after a boot"])
+def test_who_holds_a_card_is_told_but_for_a_looks_own_questions(
+    player: Player, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    if started:
+        Path(player.run_root).mkdir()
+    monkeypatch.setattr(gpu, "DEVICES", str(tmp_path / "nvidia"))
+    (device := tmp_path / "nvidia0").touch()
+    player.play("idle", hangs=True, device=str(device))
+    smi, shell = (
+        ["nvidia-smi", "-q", "-x"],
+        ["sh", "-c", 'exec 9<"$0"; exec sleep 900', str(device)],
+    )
+    foreign = [subprocess.Popen(argv, stdin=subprocess.DEVNULL) for argv in (smi, shell, shell)]
+    ours = [gpu.ask(player.run_root, 0.0, argv).child for argv in (smi, shell)]
+    children = [*foreign, *(child for child in ours if child is not None)]
+    try:
+        assert len(children) == 5, "each got its lock"
+        deadline = time.monotonic() + PATIENT_S
+        while len(procs.device_holders(str(device))) < 5 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert set(procs.device_holders(str(device))) == {child.pid for child in children}
+        found = gpu.holders(player.run_root, {foreign[2].pid})
+        assert {row["pid"] for row in found} == {child.pid for child in foreign[:2]}
+        assert all(row["devices"] == [str(device)] and row["command"] for row in found)
+        assert Path(player.run_root).exists() == started, "a look changes nothing"
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
 
 
 STOP = {"run": None, "grace_s": 900.0, "gpu_wait_s": 0.0, "reason": None}
