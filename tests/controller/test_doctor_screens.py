@@ -26,6 +26,8 @@ ENDPOINT = Endpoint(
 )
 SCREENS = ROOT / "tests/golden/screens"
 GIB = 2**30
+# what the trainer says in an environment of env.build (tests/trainer/test_installing.py)
+LOCK_LINE = "add flash-linear-attention to the lock of this environment, then invoke env.build --lock FILE"
 
 
 @dataclass
@@ -243,8 +245,14 @@ def another_at_work(scene: Scene) -> None:
 @case(9)
 def slow_kernels(scene: Scene) -> None:
     line = scene.container["kernels"]["reports"][0]["lines"][2]
-    line.update(fast=False, why="fla: fla is not installed")
-    line.update(mend="/opt/pctrun/venv/current/bin/python -m pip install flash-linear-attention")
+    line.update(fast=False, why="flash-linear-attention: fla is not installed", mend=LOCK_LINE)
+
+
+@case(9)
+def slow_kernels_of_a_python_with_pip(scene: Scene) -> None:
+    slow_kernels(scene)
+    line = scene.container["kernels"]["reports"][0]["lines"][2]
+    line.update(mend="/root/venv/bin/python -m pip install flash-linear-attention")
 
 
 @case(9)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-PAYLOAD = Path(__file__).resolve().parents[2] / "remote_payload"
+ROOT = Path(__file__).resolve().parents[2]
+PAYLOAD, GOLDEN = ROOT / "remote_payload", ROOT / "tests/golden"
 SHOW = """
 from trainer.installing import install_line
 print(install_line("torch>=2.10"))
@@ -31,3 +33,12 @@ def test_with_pip_it_is_a_line_to_run():
 def test_an_environment_without_pip_is_told_of_its_lock():
     bare = "add einops to the lock of this environment, then invoke env.build --lock FILE"
     assert said(sys.executable, "-S")[1] == bare  # -S: no site-packages, hence no pip
+
+
+def test_recorded_screens_say_what_is_said_today():
+    line = said(sys.executable, "-S")[1].replace("einops", "flash-linear-attention")
+    recorded = json.loads((GOLDEN / "screens/degraded-slow-kernels.json").read_text("utf-8"))
+    [slow] = recorded["snapshot"]["run"]["state"]["kernels"]["slow"]
+    assert slow == f"recurrence: flash-linear-attention: fla is not installed; {line}"
+    told = " ".join((GOLDEN / "doctor/slow-kernels.txt").read_text("utf-8").split())
+    assert f"mend {line}" in told
