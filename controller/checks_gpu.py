@@ -306,9 +306,9 @@ def _tracing(facts: Json) -> Check:
         return skipped(CODE, ["tracing"], "there is no torch to look at")[0]
     if facts["release"]["current"] is None:
         return skipped(CODE, ["tracing"], "there is no release")[0]
-    native = (int(numbers[1]), int(numbers[2])) >= _FIRST_NATIVE
+    if (int(numbers[1]), int(numbers[2])) >= _FIRST_NATIVE:
+        return ok(CODE, "tracing", f"native: the flag is a thread's own (torch {torch})")
     if not facts["release"]["patches_fx"]:
-        mend = "invoke deploy: a release since 0.1.0 has it"
-        return failed(CODE, "tracing", "the release has no trainer/fx_threads.py", mend)
-    side = "native: the flag is a thread's own" if native else "patched by the release: torch shares the flag"
-    return ok(CODE, "tracing", f"{side} (torch {torch})")
+        says = f"torch {torch} shares the flag, and the release has no trainer/fx_threads.py"
+        return failed(CODE, "tracing", says, "invoke deploy: a release since 0.1.0 has it")
+    return ok(CODE, "tracing", f"patched by the release: torch shares the flag (torch {torch})")

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from controller import causes, checklist, checks, doctor, hostlook, verdict
+from controller import causes, checklist, checks, doctor, hostlook, pct, verdict
 from controller.checks import Check
 from controller.endpoint import Endpoint
 from controller.errors import ConnectionLost, HostKeyRefused, LoginRefused, PctrunError, Unreachable
@@ -104,6 +104,14 @@ def container_elsewhere(scene: Scene) -> None:
     text = "Configuration file 'nodes/pve1/lxc/200.conf' does not exist"
     scene.host.update(status=None, status_code=2, status_text=text)
     scene.container_error = PctrunError("container 200 does not exist")
+
+
+@case(7)
+def no_pct(scene: Scene) -> None:
+    """What the host's sh says where there is none, and what `pct exec` then comes to."""
+    text = "sh: 19: pct: not found"
+    scene.host.update(pct=None, packages={}, status=None, status_code=127, status_text=text, lock=None)
+    scene.container_error = pct.explain(ENDPOINT, 127, text)
 
 
 @case(7)
@@ -260,6 +268,17 @@ def cpu_build_of_torch(scene: Scene) -> None:
     scene.container["python"]["torch"]["cuda"] = None
     scene.container["python"]["versions"]["torch"] = "2.11.0+cpu"
     scene.container["kernels"] = {"error": "Torch not compiled with CUDA enabled", "hint": ""}
+
+
+@case(0)
+def torch_whose_tracing_flag_is_a_threads_own(scene: Scene) -> None:
+    scene.container["python"]["versions"]["torch"] = "2.14.0+cu130"
+    scene.container["release"]["patches_fx"] = False
+
+
+@case(9)
+def no_patch_for_a_shared_tracing_flag(scene: Scene) -> None:
+    scene.container["release"]["patches_fx"] = False
 
 
 @case(9)
