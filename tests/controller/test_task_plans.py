@@ -24,6 +24,7 @@ from controller import (
     fetch,
     links,
     logs,
+    options,
     plan,
     plot,
     release,
@@ -214,9 +215,8 @@ def test_help_tells_of_every_argument_that_may_stand_by_itself() -> None:
     assert [each for each in told if f"(may stand without --{each[1]})" not in each[2]] == []
 
 
-def test_the_options_of_exec_with_a_value_are_all_known() -> None:
+def test_the_options_of_exec_with_a_value_are_those_of_the_parser() -> None:
     """`exec --cwd /opt -- ls` begins with its dashes; a value must not be taken for the command."""
-    options = {
-        flag for each in copy.deepcopy(tasks.exec_).get_arguments() if each.takes_value for flag in each.names
-    }
-    assert {name.removeprefix("--") for name in tasks._WITH_VALUE} == options
+    made = copy.deepcopy(tasks.exec_)
+    valued = {f"--{flag}" for each in made.get_arguments() if each.takes_value for flag in each.names}
+    assert set(options._valued(made.body)) == valued
