@@ -184,9 +184,10 @@ class Bench:
                 part.drafter.islands = islands.compiled(part.device)
             with on_device(part.device):
                 part.warm_up(row)
-            empty_cache(part.device)
             made = compile_watch.graphs() - before
             say(f"{type(part).__name__} on {part.device}: {made} graphs, {time.perf_counter() - began:.1f} s")
+        for device in self.everywhere:
+            empty_cache(device)
         compile_watch.forbid_recompiles()
 
     def _features(self, device: torch.device) -> torch.Tensor:

@@ -26,7 +26,7 @@ from trainer.pipeline import Pipeline, StepResult
 from trainer.record import RunRecord
 from trainer.replica import Replica
 from trainer.target import Target
-from trainer.target_loading import load_target
+from trainer.target_loading import load_targets
 from trainer.topology import Devices, place
 from trainer.verify import summary, verify
 
@@ -202,25 +202,23 @@ class Session:
 
     def _load_targets(self) -> tuple[list[Target], list[Any]]:
         """One model per distinct target device; threads on the same device share its frozen weights."""
-        loaded = {
-            device: load_target(
-                self.recipe.target.model,
-                self.geometry,
-                device,
-                self.devices.dtype,
-                self.recipe.data.max_document,
-                tokens=self.recipe.data.budget,
-                precision=self.recipe.target.precision,
-                allow_slow_kernels=self.allow_slow_kernels,
-                on_progress=self._tell,
-            )
-            for device in dict.fromkeys(self.devices.targets)
-        }
-        head = next(iter(loaded.values()))[1]
+        devices = list(dict.fromkeys(self.devices.targets))
+        targets, head = load_targets(
+            self.recipe.target.model,
+            self.geometry,
+            devices,
+            self.devices.dtype,
+            self.recipe.data.max_document,
+            tokens=self.recipe.data.budget,
+            precision=self.recipe.target.precision,
+            allow_slow_kernels=self.allow_slow_kernels,
+            on_progress=self._tell,
+        )
+        loaded = dict(zip(devices, targets, strict=True))
         heads = {
             device: head.to(device, self.devices.dtype) for device in dict.fromkeys(self.devices.drafters)
         }
-        return [loaded[d][0] for d in self.devices.targets], [heads[d] for d in self.devices.drafters]
+        return [loaded[d] for d in self.devices.targets], [heads[d] for d in self.devices.drafters]
 
     def _warm_up(self, tracing: dict[str, Any]) -> None:
         """Compile and tune for each device in turn, before any thread runs: compiles are serial anyway, and
@@ -239,7 +237,8 @@ class Session:
                     part.drafter.islands = islands.compiled(device)
                 with on_device(part.device):
                     part.warm_up(row)
-                empty_cache(part.device)
+            for used in dict.fromkeys(part.device for part in parts):  # a card's row ran beside the next part
+                empty_cache(used)
             seen = self.watch.snapshot()
             print(f"  {seen['count']} compile(s) in {seen['seconds']:.1f} s", flush=True)
             forbid_recompiles()
