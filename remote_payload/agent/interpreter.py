@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 from agent.call import Json, Refusal
 
 IMPORT_TIMEOUT_S = 300  # a first import of torch from a cold disk takes minutes at worst
+KILLED_S = 5  # one that hangs in a driver does not even hear of SIGKILL
 HASH_TIMEOUT_S = 900  # of the training data: a second a GiB, ten from a disk
 _DISTRIBUTIONS = ("torch", "triton", "transformers", "flash-linear-attention", "fla-core", "causal-conv1d")
 # torch/version.py alone: importing torch takes seconds, and fails where CUDA's libraries are missing.
@@ -98,14 +100,20 @@ def _start(
 def _end(
     process: subprocess.Popen[str], name: str, timeout_s: float, line: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Send it `line`, wait for its end; refuses, and kills it, when that does not come in time."""
-    with process:
-        try:
-            stdout, stderr = process.communicate(line, timeout_s)
-        except subprocess.TimeoutExpired:
-            raise Refusal("no-python", f"{name} did not end in {timeout_s:g} s") from None
-        finally:
-            process.kill()
+    """Send it `line`, wait for its end; refuses, and kills it, when that does not come in time. One that
+    hangs in a driver outlives that, and is left."""
+    try:
+        stdout, stderr = process.communicate(line, timeout_s)
+    except subprocess.TimeoutExpired:
+        raise Refusal("no-python", f"{name} did not end in {timeout_s:g} s") from None
+    finally:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILLED_S)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 

@@ -29,6 +29,9 @@ def check(call: Call, python: str, release_dir: str, name: str, overrides: Any, 
     gpus = gpu.query(call.roots.run)
     if gpus["status"] == "absent" or not os.path.isfile(os.path.join(release_dir, "trainer", "kernels.py")):
         return []
+    if gpus["status"] == "timeout":  # a proof would hang as nvidia-smi does
+        call.frames.note("the kernels are not proven now: nvidia-smi does not answer; invoke doctor")
+        return []
     key = cache.make_key(interpreter.versions(python), gpus, release_dir)
     folder = cache.choose(call.roots, key, False, call.nonce)["dir"]  # the run finds it tuned
     call.frames.note("proving the target's kernels on the GPU: a minute when they are not tuned yet")
@@ -72,5 +75,8 @@ def prove(python: str, release_dir: str, name: str, overrides: Any, cache_dir: s
 
 def _text(line: Json) -> str:
     fast, reference = line.get("milliseconds"), line.get("reference_milliseconds")
-    gain = f", {reference / fast:.1f} times the reference" if fast and reference else ""
+    gain = ""
+    if fast and reference:  # attention's reference may be faster on equal documents, it plans for each length
+        times, both = reference / fast, f"{fast:.2f} ms, the reference {reference:.2f}"
+        gain = f", {times:.1f} times the reference" if times >= 1 else f", {both}"
     return f"{line['role']} by {line['function']}{gain}"

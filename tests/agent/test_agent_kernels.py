@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from agent import cache, interpreter
+from agent.call import Refusal
 
 ROW = "0, NVIDIA H200, 580.1, 1000, 143771, 5, 40, 200.0, 700.0"
 LINE = {"role": "recurrence", "function": "fla.chunk", "milliseconds": 2.0, "reference_milliseconds": 30.0}
@@ -131,3 +133,32 @@ def test_whatever_makes_a_kernel_stale_makes_another_cache(ready):
         )
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_where_the_driver_hangs_no_proof_is_tried_and_the_start_goes_on(on_gpu):
+    (on_gpu.base / "bin" / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 600\n")
+    answer = on_gpu.start(recipe=BROKEN)
+    assert answer.result["run"] == "r-0001"
+    assert "the kernels are not proven now: nvidia-smi does not answer; invoke doctor" in notes(answer)
+
+
+def test_an_interpreter_that_even_a_kill_does_not_end_is_left(monkeypatch):
+    """As one that hangs in a driver does."""
+    stuck = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        monkeypatch.setattr(stuck, "kill", lambda: None)
+        monkeypatch.setattr(interpreter, "KILLED_S", 0.1)
+        with pytest.raises(Refusal, match=r"the proof did not end in 0\.1 s"):
+            interpreter._end(stuck, "the proof", 0.1)
+        assert stuck.poll() is None
+    finally:
+        monkeypatch.undo()
+        stuck.kill()
+        stuck.wait()
+
+
+def test_a_reference_that_is_faster_is_told_in_milliseconds(on_gpu):
+    recipe = {"proof": proof(fast=True, why="", mend="", milliseconds=0.86, reference_milliseconds=0.66)}
+    files = on_gpu.payload(**{"recipes/other.yaml": "{}"})
+    proven = on_gpu.deploy(files, recipe="tiny", overrides=recipe).result["kernels"]
+    assert proven == ["recurrence by fla.chunk, 0.86 ms, the reference 0.66"]
