@@ -132,6 +132,7 @@ _AGENT_KINDS: dict[str, type[PctrunError]] = {
             "no-release",
             "no-recipe",
             "no-model",
+            "no-data",
             "no-python",
             "disk",
             "import-check",

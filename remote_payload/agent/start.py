@@ -100,6 +100,14 @@ def prepare(call: Call) -> Plan:
             f"root of the container may not read {closed}",
             "chmod -R a+rX the model's folder on the host: an unprivileged container's root is nobody there",
         )
+    asked = recipe.get("values", {}).get("data", {})  # a release from before it was told says nothing
+    for key in ("train", "heldout"):
+        if asked.get(key) and not os.path.exists(os.path.join(release_dir, asked[key])):
+            raise Refusal(
+                "no-data",
+                f"data.{key} {asked[key]} is not in the container",
+                f"make it there with trainer.prepare, or name another: --set data.{key}=FILE",
+            )
     os.makedirs(roots.runs, exist_ok=True)
     room = os.statvfs(roots.runs)
     free, needed = room.f_bavail * room.f_frsize, 2 * int(recipe.get("checkpoint_bytes") or 0)

@@ -298,6 +298,8 @@ def test_a_restart_that_could_not_start_does_not_stop_the_run(ready):
     ("recipe", "kind", "words"),
     [
         ({"model": "/no/model"}, "no-model", "/no/model"),
+        ({"corpus": {"train": "/no/data.jsonl"}}, "no-data", "data.train /no/data.jsonl is not in"),
+        ({"corpus": {"train": "manifest.json", "heldout": "none.jsonl"}}, "no-data", "data.heldout none"),
         ({"checkpoint_bytes": 10**15}, "disk", "two checkpoints need 1862645.1 GiB"),
     ],
 )

@@ -34,6 +34,7 @@ def main():
         "checkpoint_bytes": values.get("checkpoint_bytes", 100),
         "budget": 64,
         "hybrid": "proof" in values,
+        "values": {"data": values.get("corpus", {})},
     }
     print(json.dumps(answer))
 
