@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from invoke.program import Program
 
@@ -47,8 +48,10 @@ class Said:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The one box's part of the `--json` document."""
+        """The one box's part of the `--json` document, which keeps its published schema."""
         document: dict[str, Any] = json.loads(self.out)
+        schema = json.loads((ROOT / "docs/schema" / f"{document['task']}.json").read_text("utf-8"))
+        jsonschema.validate(document, schema)
         return document["boxes"][0] if "boxes" in document else document
 
 
