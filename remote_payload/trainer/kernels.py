@@ -33,7 +33,7 @@ from trainer.geometry import resolve
 from trainer.kernel_roles import Call, Role, roles
 from trainer.packing import Layout
 from trainer.topology import place
-from trainer.tuning import compiled_at_once
+from trainer.tuning import compiled_at_once, keep_choices
 
 # Read when fla is first imported. Its memo of chunk lists is a deque that all threads iterate without a lock
 # ("deque mutated during iteration"); the engine hands the chunk list in, so nothing is lost without the memo.
@@ -255,6 +255,7 @@ def _words(error: Exception) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Print the proof for each target device of a recipe, or for a model folder on the first device."""
     args = _parser().parse_args(argv)
+    keep_choices()
     try:
         reports = [prove(*where, **row) for where, row in _questions(args)]
     except Refusal as refusal:
