@@ -50,9 +50,7 @@ class Seen:
     def _take_new(self, new: Json, snapshot: Json, run: Json) -> None:
         told = new["run"]
         snapshot.update({key: value for key, value in new.items() if key != "run"})
-        run.update({key: value for key, value in told.items() if key not in ("metrics", "log", "state")})
-        if told.get("state") is not None:
-            run["state"] = told["state"]
+        run.update({key: value for key, value in told.items() if key not in ("metrics", "log")})
         fresh = told["metrics"]
         if fresh:
             self._forget_from(run, fresh[0]["step"])
@@ -77,20 +75,15 @@ class Seen:
         if line.get("tau") is not None:
             self.tau.append((step, line["tau"]))
 
-    def _take_log(self, run: Json, told: Json) -> None:
-        log = run.get("log") or {"path": "", "tail": [], "traceback": []}
-        tail, fresh = list(log["tail"]), told["tail"]
+    def _take_log(self, run: Json, told: Json | None) -> None:
+        if told is None:
+            run["log"] = None
+            return
+        log = run.get("log") or {"tail": [], "traceback": []}
+        tail, fresh = log["tail"], told["tail"]
         if self._after_whole:  # the first new lines may have been in the whole look already
             fresh = fresh[_overlap(tail, fresh) :]
-        if told["mtime"]:
-            run["log"] = {
-                **log,
-                "bytes": told["bytes"],
-                "mtime": told["mtime"],
-                "growth": told.get("growth"),
-                "tail": [*tail, *fresh][-TAIL:],
-                "traceback": told.get("traceback", log["traceback"]),
-            }
+        run["log"] = {**log, **told, "tail": [*tail, *fresh][-TAIL:]}
 
 
 def _overlap(tail: list[str], fresh: list[str]) -> int:

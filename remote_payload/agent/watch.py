@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from typing import Any, Optional, Tuple
 
-from agent import baseline, gpu, kernel_log, lock, logtimes, metrics, procs, runs, shapes, snapshot
+from agent import baseline, gpu, kernel_log, lock, logtimes, metrics, procs, runs, shapes, snapshot, tmux
 from agent.call import Args, Call, Json
 from agent.files import begins_traceback, last_traceback, number, read_json
 from agent.frames import ReaderGone
@@ -22,16 +23,18 @@ ARGS: Args = {
 }
 LEAST_S = 0.1
 GPU_EVERY_S = 6.0  # nvidia-smi takes 0.1 s of a core
-DISK_EVERY_S = 15.0
+SLOW_EVERY_S = 15.0  # disks, checkpoints, who holds a GPU and tmux take 10 ms
 YOUNG_S = 30.0  # between run.json and the first process
 MAX_NEW = 64 * 1024  # bytes of a log that grew by more in one look: its end is enough
+KNOWN = 512  # bytes by which a file is known again: a line of metrics, its time and all
 Stamp = Optional[Tuple[int, int, int]]  # of a file
 
 
 def run(call: Call) -> Json:
     """`part`s until the run has ended: whole ones (`snapshot curves evaluations`), then `new` ones.
 
-    The last is whole. Result `{run, looks}`. Raises ReaderGone as soon as nobody reads.
+    A `new` one has all that a verdict goes by, of what seldom changes only what did. The last is whole.
+    Result `{run, looks}`. Raises ReaderGone as soon as nobody reads.
     """
     watch = _Watch(call)
     looks = 0
@@ -61,13 +64,15 @@ class _Watch:
     def __init__(self, call: Call) -> None:
         self.call, self.roots = call, call.roots
         self.run_id: str | None = None
-        self.metrics = self.log = _Grown("", 0)
+        self.metrics = self.log = _Grown("")
         self.saved: Any = None
         self.traceback: list[str] = []
         self.record: Json | None = None
         self.stamps: dict[str | None, Stamp] = {}
         self.gpu: gpu.Query | None = None
-        self.gpu_at = self.disk_at = time.monotonic()
+        self.no_gpu = False
+        self.tmux: _Tmux | None = None
+        self.gpu_at = self.slow_at = time.monotonic()
 
     def look(self) -> tuple[Json, bool]:
         """The next part, and whether it is the last."""
@@ -76,7 +81,10 @@ class _Watch:
         newest = known[0] if known else None
         if newest is None or newest != self.run_id or self._ended(newest, marked):
             return self._whole(newest, marked)
-        return {"new": self._new(newest, marked)}, False
+        lines = self.metrics.lines()
+        if self.metrics.anew:  # another attempt has taken steps back
+            return self._whole(newest, marked)
+        return {"new": self._new(newest, marked, lines)}, False
 
     def restarting(self) -> bool:
         """Whether a start is under way, whose run would be the one to watch next."""
@@ -98,9 +106,10 @@ class _Watch:
         if run_id is not None:
             path = runs.folder(self.roots, run_id)
             # before the look: what is written meanwhile is sent twice rather than never
-            self.metrics = _Grown(metrics.path(path), _size(metrics.path(path)))
-            self.log = _Grown(os.path.join(path, "train.log"), _size(os.path.join(path, "train.log")))
-            self.stamps = {}
+            self.metrics = _Grown(metrics.path(path))
+            self.log = _Grown(os.path.join(path, "train.log"))
+            self.stamps, self.tmux = {}, None
+            self._changed(os.path.join(path, "run.json"))
         whole = snapshot.run(self.call._replace(args={**wishes, "run": run_id}))
         self.run_id = run_id
         part: Json = {"snapshot": whole, "curves": None, "evaluations": []}
@@ -109,55 +118,76 @@ class _Watch:
         self.saved = (whole["run"]["state"] or {}).get("last_checkpoint")
         self.traceback = (whole["run"]["log"] or {}).get("traceback") or []
         self.record = whole["run"]["record"]
+        self.no_gpu = whole["gpus"]["status"] == "absent"
         part["curves"] = metrics.curves(path, args["points"])
         part["evaluations"] = metrics.evaluations(path)
         return part, self._ended(run_id, marked)
 
-    def _new(self, run_id: str, marked: dict[str, list[procs.Proc]]) -> Json:
+    def _new(self, run_id: str, marked: dict[str, list[procs.Proc]], lines: list[bytes]) -> Json:
         path = runs.folder(self.roots, run_id)
 
+        def read(name: str, shape: Json) -> Any:
+            return shapes.sound(read_json(os.path.join(path, name)), shape)
+
         def living(found: dict[str, list[procs.Proc]]) -> Json:
-            state = shapes.sound(read_json(os.path.join(path, "state.json")), shapes.STATE)
-            return {"state": state, "processes": snapshot.processes(found.get(path, []), state)}
+            state, end = read("state.json", shapes.STATE), read("exit.json", shapes.EXIT)
+            return {"state": state, "exit": end, "processes": snapshot.processes(found.get(path, []), state)}
 
         settled = snapshot.settled(living, marked)
-        lines = [shapes.sound(_parsed(line), shapes.METRICS) for line in self.metrics.lines()]
+        steps = [shapes.sound(_parsed(line), shapes.METRICS) for line in lines]
         run_facts: Json = {
             "id": run_id,
             **settled,
-            "stop": shapes.sound(read_json(os.path.join(path, "stop.json")), shapes.STOP),
-            "attempts": shapes.sound(read_json(os.path.join(path, "attempts.json")), shapes.ATTEMPTS),
-            "notify": shapes.sound(read_json(os.path.join(path, "notify.json")), shapes.NOTIFY),
-            "metrics": [line for line in lines if line is not None and line.get("step") is not None],
+            "stop": read("stop.json", shapes.STOP),
+            "attempts": read("attempts.json", shapes.ATTEMPTS),
+            "notify": read("notify.json", shapes.NOTIFY),
+            "metrics": [step for step in steps if step is not None and step.get("step") is not None],
             "log": self._log(),
         }
-        saved = (settled["state"] or {}).get("last_checkpoint")
-        if saved != self.saved:
-            self.saved = saved
-            run_facts["checkpoints"] = snapshot.checkpoints(path)
+        if self._changed(os.path.join(path, "run.json")):
+            run_facts["record"] = self.record = read("run.json", shapes.RECORD)
         if self._changed(baseline.path(path, self.record)):
             run_facts["baseline"] = baseline.best(path, self.record)
         facts: Json = {"now": time.time(), "lock": lock.owner(self.roots.run), "run": run_facts}
         now = time.monotonic()
-        if now - self.disk_at >= DISK_EVERY_S:
-            self.disk_at = now
-            facts.update(
-                disks=snapshot.disks(self.roots), shm=snapshot.disk("/dev/shm"), xids=kernel_log.xids()
-            )
         table = self._gpus(now)
-        return facts if table is None else {**facts, "gpus": table}
+        if table is not None:
+            facts["gpus"], self.no_gpu = table, table["status"] == "absent"
+        if self.tmux is not None and not self.tmux.is_alive():
+            run_facts["tmux"], self.tmux = self.tmux.answer, None
+        saved = (settled["state"] or {}).get("last_checkpoint")
+        slow = now - self.slow_at >= SLOW_EVERY_S
+        if slow or saved != self.saved:
+            self.saved = saved
+            run_facts["checkpoints"] = snapshot.checkpoints(path)
+        if slow:
+            self.slow_at = now
+            ours = {proc.pid for found in marked.values() for proc in found}
+            facts.update(
+                disks=snapshot.disks(self.roots),
+                shm=snapshot.disk("/dev/shm"),
+                xids=kernel_log.xids(),
+                stale=[] if self.no_gpu else gpu.holders(self.roots.run, ours),
+            )
+            self.tmux = self.tmux or _Tmux(self.roots.run, run_id)
+        return facts
 
     def _changed(self, place: str | None) -> bool:
-        """Whether the file is another than when this was last asked, or is there for the first time."""
-        before, self.stamps[place] = self.stamps.get(place), _stamp(place)
-        return before != self.stamps[place]
+        """Whether the file is another than when this was last asked; so is one that was not asked about."""
+        known, before = place in self.stamps, self.stamps.get(place)
+        self.stamps[place] = now = _stamp(place)
+        return not known or before != now
 
-    def _log(self) -> Json:
+    def _log(self) -> Json | None:
         before = self.log.size
         lines = self.log.lines()
+        if not self.log.there:
+            self.traceback = []
+            return None
         texts = [line.decode("utf-8", "replace") for line in lines]
         shown = [line.rstrip("\r").rpartition("\r")[2][: snapshot.LINE_CHARS] for line in texts]
         facts: Json = {
+            "path": self.log.path,
             "bytes": self.log.size,
             "mtime": self.log.mtime,
             "growth": logtimes.growth(os.path.dirname(self.log.path), time.time()),
@@ -182,29 +212,64 @@ class _Watch:
         return gpu.answer(query)
 
 
-class _Grown:
-    """A file that grows: whole lines behind byte `at`; one that became shorter is read from the start."""
+class _Tmux(threading.Thread):
+    """Whether the run's session is there; it may take seconds to say, and no look waits for it."""
 
-    def __init__(self, path: str, at: int) -> None:
-        self.path, self.at = path, at
-        self.size, self.mtime = at, 0.0
+    def __init__(self, run_root: str, run_id: str) -> None:
+        super().__init__(name="pctrun-tmux", daemon=True)
+        self.run_root, self.run_id = run_root, run_id
+        self.answer: bool | None = None
+        self.start()
+
+    def run(self) -> None:
+        self.answer = tmux.has_session(self.run_root, self.run_id)
+
+
+class _Grown:
+    """A file that grows: its whole lines behind those that it had at the beginning.
+
+    `there`: it could be read. `anew`: it is not the one any more whose lines are known, since it is shorter,
+    gone, or another before `at`; it is read from its start.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path, self.at, self.end = path, 0, b""
+        self.size, self.mtime, self.there, self.anew = 0, 0.0, False, False
+        try:
+            with open(path, "rb") as file:
+                self.size = file.seek(0, os.SEEK_END)
+                begin = max(0, self.size - MAX_NEW)
+                file.seek(begin)
+                data = file.read(MAX_NEW)
+        except OSError:
+            return
+        self._take(begin, data)  # a line in progress is sent when it is whole
 
     def lines(self) -> list[bytes]:
+        self.there = self.anew = False
         try:
             with open(self.path, "rb") as file:
                 facts = os.fstat(file.fileno())
-                self.size, self.mtime = facts.st_size, facts.st_mtime
-                if self.size < self.at:
-                    self.at = 0
+                self.size, self.mtime, self.there = facts.st_size, facts.st_mtime, True
+                file.seek(self.at - len(self.end))
+                self.anew = self.size < self.at or file.read(len(self.end)) != self.end
+                if self.anew:
+                    self.at, self.end = 0, b""
                 skipped = self.size - self.at > MAX_NEW
                 begin = self.size - MAX_NEW if skipped else self.at
                 file.seek(begin)
                 data = file.read(MAX_NEW)
         except OSError:
+            self.anew = self.at > 0
+            self.size, self.at, self.end = 0, 0, b""
             return []
-        whole = data.rfind(b"\n") + 1
-        self.at = begin + whole
-        return data[:whole].split(b"\n")[1 if skipped else 0 : -1]
+        return self._take(begin, data).split(b"\n")[1 if skipped else 0 : -1]
+
+    def _take(self, begin: int, data: bytes) -> bytes:
+        whole = data[: data.rfind(b"\n") + 1]
+        known = self.end if begin == self.at else b""
+        self.at, self.end = begin + len(whole), (known + whole)[-KNOWN:]
+        return whole
 
 
 def _stamp(path: str | None) -> Stamp:
@@ -216,18 +281,6 @@ def _stamp(path: str | None) -> Stamp:
     except OSError:
         return None
     return facts.st_ino, facts.st_size, facts.st_mtime_ns
-
-
-def _size(path: str) -> int:
-    """The byte behind the last whole line: a line in progress is sent when it is whole."""
-    try:
-        with open(path, "rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            begin = max(0, end - MAX_NEW)
-            file.seek(begin)
-            return begin + file.read(MAX_NEW).rfind(b"\n") + 1
-    except OSError:
-        return 0
 
 
 def _parsed(line: bytes) -> Any:

@@ -170,9 +170,33 @@ def test_a_traceback_and_a_baseline_are_sent_when_they_change(box, living):
     aside = place.with_name("new")
     aside.write_text(json.dumps({"runs": [{"run": "r-0001", "tokens_per_s": 812.5}]}))
     aside.replace(place)
-    parts += parts_until(process, box, lambda part: "baseline" in part["new"]["run"])
+    parts += parts_until(process, box, lambda part: part["new"]["run"].get("baseline"))
     assert parts[-1]["new"]["run"]["baseline"] == {"run": "r-0001", "tokens_per_s": 812.5, "runs": 1}
     parts += first_parts(process, box, 3)
     assert [told(part) for part in parts if told(part) is not None][2:] == [[]]
-    assert sum("baseline" in part["new"]["run"] for part in parts) == 1
+    assert sum(bool(part["new"]["run"].get("baseline")) for part in parts) == 1
+    close(process)
+
+
+def test_steps_that_were_taken_back_and_made_anew_between_two_looks_are_told_whole(box, living):
+    """The file is longer than before, and what stands before the known end is another attempt's."""
+    metrics = living({}) / "metrics.jsonl"
+
+    def lines(steps, loss):
+        return "".join(json.dumps({"step": step, "loss": loss}) + "\n" for step in steps)
+
+    metrics.write_text(lines(range(1, 28), 3.0))
+    process = box.begin("watch", {"interval_s": 0.1})
+    first_parts(process, box, 2)
+    aside = metrics.with_name("aside")
+    aside.write_text(lines(range(1, 21), 3.0) + lines(range(21, 61), 4.0))
+    aside.replace(metrics)
+    whole = parts_until(process, box, lambda part: "snapshot" in part)[-1]
+    told = [(line["step"], line["loss"]) for line in whole["snapshot"]["run"]["metrics"]]
+    assert told == [(step, 3.0 if step < 21 else 4.0) for step in range(1, 61)]
+    assert whole["curves"]["steps"][-1] == 60
+    with metrics.open("a") as file:
+        file.write(lines([61], 4.0))
+    part = parts_until(process, box, lambda part: part["new"]["run"]["metrics"])[-1]
+    assert [line["step"] for line in part["new"]["run"]["metrics"]] == [61]
     close(process)
