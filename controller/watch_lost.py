@@ -14,7 +14,7 @@ from controller.watch_state import Seen
 from controller.watch_view import View
 
 _EVERY_S = 1.0
-_LEAVE = "Ctrl-C leaves; the run may be fine"
+_FINE, _LEAVE = "the run may be fine", "Ctrl-C leaves"
 
 
 def verdict(error: Unreachable, word: str, seen: Seen, age_s: float, left_s: float) -> Verdict:
@@ -23,7 +23,7 @@ def verdict(error: Unreachable, word: str, seen: Seen, age_s: float, left_s: flo
     if run:
         last = {"word": word, "run": run["id"], "step": progress.of(run).step, "age_s": age_s}
     again = f"again in {left_s:.0f}s" if left_s >= 0.5 else "asking again"
-    mend = "   |   ".join(filter(None, (error.hint, _LEAVE)))
+    mend = f"{error.hint or _FINE}   |   {_LEAVE}"
     return judge(None, why=f"{error.message}; {again}", mend=mend, last=last)
 
 
