@@ -25,14 +25,14 @@ def precious(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PCTRUN_SANDBOX", str(folder))
     try:
         sandbox.up()
+        file = folder / "ct/200/root/precious"
+        file.write_text("a checkpoint")
+        yield file
     except sandbox.SandboxError as error:
-        shutil.rmtree(folder)
         pytest.skip(f"no sandbox on this machine: {error.message}; {error.hint}")
-    file = folder / "ct/200/root/precious"
-    file.write_text("a checkpoint")
-    yield file
-    sandbox.down(keep_data=False)
-    shutil.rmtree(folder)
+    finally:
+        sandbox.down(keep_data=False)
+        shutil.rmtree(folder)
 
 
 def down(*more: str) -> subprocess.CompletedProcess[str]:
