@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from controller import gpu_words, words
 from controller.checks import Check, Json, failed, ok, skipped, warning
+from controller.checks_host import then_reboot
 from controller.endpoint import Endpoint
 
 GPU, CODE = "gpu", "code"
@@ -43,7 +44,7 @@ def gpus(facts: Json, look: Json | None, endpoint: Endpoint, wanted: int | None)
             why = f"none of the host's {words.plural(held, 'GPU')} is passed to this container"
         yield from skipped(GPU, GPU_CHECKS, why)
         return
-    yield _nodes(facts["nodes"], endpoint)
+    yield _nodes(facts, look, endpoint)
     yield _driver(facts, look)
     yield _count(facts, look, endpoint, wanted)
     if found["status"] == "ok":
@@ -58,11 +59,12 @@ def gpus(facts: Json, look: Json | None, endpoint: Endpoint, wanted: int | None)
     yield _stale(facts["stale"])
 
 
-def _nodes(nodes: list[Json], endpoint: Endpoint) -> Check:
-    vmid, host = endpoint.vmid, endpoint.host
+def _nodes(facts: Json, look: Json | None, endpoint: Endpoint) -> Check:
+    nodes, vmid, host = facts["nodes"], endpoint.vmid, endpoint.host
     names = {node["path"].removeprefix("/dev/") for node in nodes}
     cards = sorted(name for name in names if name not in ("nvidiactl", "nvidia-uvm"))
-    passing = f"on {host}: pct set {vmid} -devN /dev/NAME for each (N counts up), then pct reboot {vmid}"
+    passing = f"on {host}: pct set {vmid} -devN /dev/NAME for each (N counts up), "
+    passing += then_reboot(facts, look, endpoint)
     missing = [name for name in ("nvidiactl", "nvidia-uvm") if name not in names]
     if not cards:
         return failed(GPU, "nodes", "there is no /dev/nvidia0 in the container", passing)
@@ -121,8 +123,9 @@ def _count(facts: Json, look: Json | None, endpoint: Endpoint, wanted: int | Non
     if held and len(held) < wanted:
         mend = f"one is lost: on {host}: dmesg | grep -i -e Xid -e NVRM, then reboot {host}"
         return failed(GPU, "count", f"{says} of {wanted}; the host itself has {len(held)}", mend)
-    mend = f"pass the others through: on {host}: pct set {endpoint.vmid} -devN /dev/nvidiaN, then pct reboot"
-    return failed(GPU, "count", f"{says} of {wanted} of the inventory", f"{mend} {endpoint.vmid}")
+    mend = f"pass the others through: on {host}: pct set {endpoint.vmid} -devN /dev/nvidiaN, "
+    mend += then_reboot(facts, look, endpoint)
+    return failed(GPU, "count", f"{says} of {wanted} of the inventory", mend)
 
 
 def _ecc(rows: list[Json], endpoint: Endpoint) -> Check:
