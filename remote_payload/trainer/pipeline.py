@@ -129,19 +129,26 @@ class Pipeline:
         watchdog = Watchdog(self._clocks)
         for thread in feeders + drafters:
             thread.start()
-        for thread in drafters:
-            while thread.is_alive():
-                thread.join(0.2)
-                while_running()
-                if hang := watchdog.look(self._step_s):
-                    print(hang, flush=True)
-        watchdog.rest()
+        self._wait_for(drafters, watchdog, while_running)
         self._close()
-        for thread in feeders:
-            thread.join()
+        self._wait_for(feeders, watchdog)  # in a call that hangs none hears of another's failure
+        watchdog.rest()
         if self._failure is not None:
             name, cause = self._failure
             raise ThreadFailed(f"thread {name} failed: {type(cause).__name__}: {cause}") from cause
+
+    def _wait_for(
+        self,
+        threads: list[threading.Thread],
+        watchdog: Watchdog,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.2)
+                meanwhile()
+                if hang := watchdog.look(self._step_s):
+                    print(hang, flush=True)
 
     def _thread(
         self, name: str, body: Callable[..., None], clock: Clock, *arguments: int
@@ -155,11 +162,13 @@ class Pipeline:
             except Closed:
                 pass
             except BaseException as error:
+                # the watchdog tells it where another thread hangs: the run cannot end then and raise it
+                clock.mark(f"failed with {type(error).__name__}: {str(error).partition(chr(10))[0]}")
                 with self._failing:
                     self._failure = self._failure or (name, error)
                 self._close()
-            finally:
-                clock.mark(DONE)
+                return
+            clock.mark(DONE)
 
         # torch >= 2.12 keeps its compiler settings per context: a thread that starts empty would not see them
         return threading.Thread(

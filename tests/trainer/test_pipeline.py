@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -336,3 +337,31 @@ def test_a_thread_that_hangs_is_named_with_its_stack(tiny_release, monkeypatch, 
     assert "in hangs_in_a_library" in said
     assert "drafter-0:" not in said  # it only waits
     assert said.count("no thread has moved") == 1
+
+
+def test_a_failure_beside_a_thread_that_hangs_is_told_although_the_run_cannot_end(tiny_release, monkeypatch):
+    rig = Rig(tiny_release, "train.rows_per_step=8", "topology.split=2:1", "topology.queue_rows=4")
+    monkeypatch.setattr(watchdog, "FLOOR_S", 2.0)
+    monkeypatch.setattr(watchdog, "FACTOR", 1.0)
+    honest, told, enough = rig.targets[0].features, [], threading.Event()
+
+    def hangs_or_fails(row):
+        if row.index == 3:
+            enough.wait(900)
+        if row.index == 5:
+            raise MemoryError("no more\nand much about it")
+        return honest(row)
+
+    def listen(text, **_):
+        told.append(text)
+        if "failed with" in text:
+            enough.set()
+
+    monkeypatch.setattr(rig.targets[0], "features", hangs_or_fails)
+    monkeypatch.setattr(pipeline, "print", listen, raising=False)
+    with pytest.raises(ThreadFailed, match=r"thread target-\d failed: MemoryError: no more"):
+        rig.run()
+    assert "no thread has moved for" in told[-1]
+    assert re.search(r"^  target-\d: failed with MemoryError: no more, for \d+ s$", told[-1], re.M)
+    assert re.search(r"^  target-\d: features of row 3, for \d+ s$", told[-1], re.M)
+    assert "in hangs_or_fails" in told[-1]
