@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trainer import packed_ops
+from trainer.errors import Refusal
 from trainer.installing import install_line
 from trainer.packing import Layout
 from trainer.target_islands import causal_convolution
@@ -49,10 +50,15 @@ class Role:
 
 
 def roles(config: Any) -> list[Role]:
-    """The roles of a text configuration's layers."""
+    """The roles of a text configuration's layers. Raises Refusal for recurrent ones of another kind."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     found = [_attention(config, "sliding_attention" in kinds)]
     if "linear_attention" in kinds:
+        if not hasattr(config, "linear_num_key_heads"):  # MiniMax's, Mamba's: transformers calls all alike
+            raise Refusal(
+                f"{type(config).__name__}: its recurrent layers are no gated delta net, and their packing is "
+                "not known here: choose a target with full, sliding or linear (gated delta) attention"
+            )
         found += [_recurrence(config), _convolution(config)]  # transformers' own modules call fla's, too
     return found
 

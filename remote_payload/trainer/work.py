@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.config import Recipe
+from trainer.errors import Refusal
 from trainer.geometry import DrafterGeometry
 
 
@@ -34,9 +35,15 @@ def drafter_flops(g: DrafterGeometry, tokens: int, anchors: int) -> float:
 
 
 def rows_ratio(recipe: Recipe, geometry: DrafterGeometry, text_config: dict[str, Any]) -> float:
-    """Arithmetic of the target over that of the drafter, for one row."""
+    """Arithmetic of the target over that of the drafter, for one row. Raises Refusal."""
     budget = recipe.data.budget
-    target = target_flops(text_config, geometry.target_layer_ids[-1], budget)
+    try:
+        target = target_flops(text_config, geometry.target_layer_ids[-1], budget)
+    except KeyError as error:
+        raise Refusal(
+            f"{recipe.target.model}/config.json has no {error}, by which topology.split auto goes: "
+            "name the split (topology.split=1:1), or take another target"
+        ) from None
     return target / drafter_flops(geometry, budget, recipe.train.anchors)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3NextConfig
+from transformers import LlamaConfig, MiniMaxConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3NextConfig
 
 from trainer import kernels
 from trainer.errors import Refusal
@@ -33,6 +33,13 @@ def test_which_configurations_the_lean_engine_takes() -> None:
     assert not is_lean_config(LlamaConfig(hidden_act="gelu"))
     assert not is_lean_config(Qwen3_5MoeTextConfig())
     assert not is_lean_config(Qwen3NextConfig())
+
+
+def test_recurrent_layers_that_are_no_delta_net_are_refused_by_name() -> None:
+    config = MiniMaxConfig(num_hidden_layers=4)
+    assert "linear_attention" in config.layer_types
+    with pytest.raises(Refusal, match=r"^MiniMaxConfig: its recurrent layers are no gated delta net"):
+        prove(config, CPU, torch.float32)
 
 
 def test_a_hybrid_without_layers_of_its_own_here_is_refused_with_the_package_that_packs_it() -> None:

@@ -179,6 +179,14 @@ def test_auto_leaves_no_drafter_without_rows(tiny_release, monkeypatch):
         assert auto_split(recipe, resolve(recipe), 8) == (8 - drafters, drafters)
 
 
+def test_auto_refuses_a_target_whose_arithmetic_it_does_not_know(tiny_release, monkeypatch):
+    recipe = load_recipe("tiny", tiny_release)
+    other = {**topology.target_text_config(recipe.target.model), "layer_types": ["linear_attention"] * 4}
+    monkeypatch.setattr(topology, "target_text_config", lambda model: other)
+    with pytest.raises(Refusal, match=r"has no 'linear_num_key_heads', .*: name the split"):
+        auto_split(recipe, resolve(recipe), 2)
+
+
 def test_the_best_split_is_the_best_of_all():
     costs = Costs(target_row=4.0, drafter_row=2.0, drafter_step=0.1)
     best = best_split(costs, 8, 4)
