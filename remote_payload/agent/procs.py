@@ -16,6 +16,7 @@ RUN_DIR = "PCTRUN_RUN_DIR"
 NOTIFIER = "agent.notifier"  # in its argument list: what tells it from the trainer and its workers
 _MARK = f"{RUN_DIR}=".encode()
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_PF_EXITING = 0x4  # among the flags of stat, as the kernel numbers them in include/linux/sched.h
 
 
 class Proc(NamedTuple):
@@ -55,13 +56,21 @@ def read_proc(pid: int, name: str) -> bytes:
         return b""
 
 
+def _stat(pid: int) -> list[bytes]:
+    """The fields from the state on: `pid (comm) state ppid …`, where comm may hold spaces and brackets."""
+    return read_proc(pid, "stat").rpartition(b")")[2].split()
+
+
 def look(pid: int) -> Proc | None:
-    """The process, or None when it is gone or a zombie."""
-    # pid (comm) state ppid ...: comm may hold spaces and brackets, so split behind the last one
-    fields = read_proc(pid, "stat").rpartition(b")")[2].split()
+    """The process, or None when it is gone, a zombie, or on its way there."""
+    fields = _stat(pid)
     if len(fields) < 22 or fields[0] in (b"Z", b"X"):
         return None
     argv = read_proc(pid, "cmdline").decode("utf-8", "replace").split("\0")[:-1]
+    if not argv:  # it never had any, or has given its memory back meanwhile
+        now = _stat(pid)
+        if len(now) < 22 or int(now[6]) & _PF_EXITING:
+            return None
     return Proc(
         pid=pid,
         ppid=int(fields[1]),

@@ -120,14 +120,14 @@ def test_a_second_start_is_refused_and_a_wrong_recipe_is_one_line(deployed) -> N
 @fault(
     "the trainer dies while it starts",
     promised="`restart` or the first look says so, with the reason",
-    seen="`crashed`, and the file that is missing",
+    seen="`crashed`, and the file that it cannot read",
     part="process",
 )
 def test_a_trainer_that_dies_at_once_is_told_with_its_last_lines(deployed) -> None:
-    seen = deployed.ask("restart", "--from-scratch", "--set=data.train=examples/none.jsonl", code=None)
+    seen = deployed.ask("restart", "--from-scratch", "--set=data.train=examples/README.md", code=None)
     if "error" not in seen:  # it lived long enough for a first state
         seen = deployed.wait_for(lambda s: s["verdict"] == "crashed", "the crash", 60)
-    assert "none.jsonl" in json.dumps(seen)
+    assert "README.md" in json.dumps(seen)
     assert deployed.status()["verdict"] == "crashed"
 
 
