@@ -94,3 +94,9 @@ def test_the_clock_is_compared_within_the_time_that_the_way_takes(box: Box) -> N
     seen = hostlook.look(links.get(box))
     assert seen.skew_s is not None and abs(seen.skew_s) <= seen.skew_error_s + 0.05
     assert 0 < seen.skew_error_s < 30
+
+
+def test_lines_of_the_host_are_told_from_a_banner_and_from_warnings() -> None:
+    noise = "Welcome!\nperl: warning: Setting locale failed.\nab1 now 9\n"
+    text = f"{noise}ab12 now 5.5\nab12 xid [1.0] a: b\nab12 xid c"
+    assert hostlook.parse(text, "ab12") == {"now": ["5.5"], "xid": ["[1.0] a: b", "c"]}

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from controller import causes, checklist, checks, doctor, hostlook, pct, verdict
+from controller import causes, checklist, checks, doctor, pct, verdict
 from controller.checks import Check
 from controller.endpoint import Endpoint
 from controller.errors import ConnectionLost, HostKeyRefused, LoginRefused, PctrunError, Unreachable
@@ -399,9 +399,3 @@ def test_old_xids_are_told_and_do_not_alarm() -> None:
     scene.host["xids"] = ["[  100.5] NVRM: Xid (PCI:0000:43:00): 79, GPU has fallen off the bus."]
     check = next(check for check in scene.judge() if check.name == "xid")
     assert check.state == "ok" and "8d ago" in check.says
-
-
-def test_lines_of_the_host_are_told_from_a_banner_and_from_warnings() -> None:
-    noise = "Welcome!\nperl: warning: Setting locale failed.\nab1 now 9\n"
-    text = f"{noise}ab12 now 5.5\nab12 xid [1.0] a: b\nab12 xid c"
-    assert hostlook.parse(text, "ab12") == {"now": ["5.5"], "xid": ["[1.0] a: b", "c"]}
