@@ -313,8 +313,7 @@ def no_gpu_wanted(scene: Scene) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_screen_and_the_exit_code_of(name: str, golden: Callable[[str, str], None]) -> None:
-    change, code = CASES[name]
-    scene = Scene()
+    scene, (change, code) = Scene(), CASES[name]
     change(scene)
     made = scene.judge()
     assert checks.exit_code(made) == code
@@ -353,8 +352,8 @@ def test_the_schema_refuses_a_failed_check_without_a_mend() -> None:
 
 
 def test_a_host_that_gives_no_answer_does_not_hide_the_container() -> None:
-    scene = Scene(host_error=ConnectionLost("lost pve1.example.org: the connection broke"))
-    states = {check.name: check.state for check in scene.judge()}
+    judged = Scene(host_error=ConnectionLost("lost pve1.example.org: the connection broke")).judge()
+    states = {check.name: check.state for check in judged}
     assert states["pct"] == states["clock"] == states["xid"] == "skipped"
     assert states["count"] == states["kernels"] == "ok"
 
@@ -368,9 +367,8 @@ def test_the_disk_of_runs_is_enough_for_doctor_when_it_is_for_status() -> None:
         scene.container["disks"][0].update(free_bytes=free)
         run["run"]["checkpoints"], run["disks"] = [], scene.container["disks"]
         check = next(check for check in scene.judge() if check.name == "disk")
-        assert (
-            (check.state == "failed") == ("disk" in verdict.judge(run).causes) == (free < causes.FULL_BYTES)
-        )
+        too_little = free < causes.FULL_BYTES
+        assert (check.state == "failed") == ("disk" in verdict.judge(run).causes) == too_little
 
 
 @pytest.mark.parametrize(
@@ -395,7 +393,7 @@ def test_each_disk_must_hold_what_lies_on_it(path: str, free: int, state: str) -
 
 def test_old_xids_are_told_and_do_not_alarm() -> None:
     scene = Scene()
-    scene.host["uptime_s"] = 9 * 86400.0
-    scene.host["xids"] = ["[  100.5] NVRM: Xid (PCI:0000:43:00): 79, GPU has fallen off the bus."]
+    line = "[  100.5] NVRM: Xid (PCI:0000:43:00): 79, GPU has fallen off the bus."
+    scene.host.update(uptime_s=9 * 86400.0, xids=[line])
     check = next(check for check in scene.judge() if check.name == "xid")
     assert check.state == "ok" and "8d ago" in check.says
