@@ -7,6 +7,7 @@ roles, and so does the CPU.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from trainer.work import rows_ratio
 # Shares of the matrix rate that the two sides reach on an H200; the run's own times replace them in the
 # advice of `status`.
 TARGET_EFFICIENCY, DRAFTER_EFFICIENCY = 0.76, 0.67
+_DEVICE = re.compile(r"(cpu|cuda)(?::([0-9]{1,3}))?")
 
 
 @dataclass(frozen=True)
@@ -63,28 +65,35 @@ def place(recipe: Recipe, geometry: DrafterGeometry, process: int = 0, processes
             f"topology.devices names {len(names)} devices, {processes} process(es) of {targets}:{drafters} "
             f"need {wanted * processes}: name the targets' first, then the drafters', process by process"
         )
-    try:
-        devices = [torch.device(name) for name in names[process * wanted : (process + 1) * wanted]]
-    except RuntimeError as error:
-        raise Refusal(f"topology.devices {names}: {str(error).splitlines()[0]}") from None
-    for device in devices:
-        if device.type not in ("cpu", "cuda"):
-            raise Refusal(f"topology.devices: {device} is neither cpu nor cuda")
-        if device.type == "cuda" and (device.index or 0) >= gpus:
-            raise Refusal(f"topology.devices: {device} is not here, torch sees {gpus} GPU(s)")
-    kinds = {device.type for device in devices}
+    everyone = [_device(name, gpus) for name in names]
+    kinds = {device.type for device in everyone}
     if len(kinds) > 1:
         raise Refusal(f"topology.devices {names}: name only cpu or only cuda devices")
-    leaders = names[targets::wanted]  # between processes NCCL joins these
+    leaders = everyone[targets::wanted]  # between processes NCCL joins these
     if kinds == {"cuda"} and len(set(leaders)) < processes:
         raise Refusal(
-            f"{processes} processes have their first drafters on {' '.join(leaders)}, and NCCL wants a GPU "
-            "for each: name others in topology.devices, or start fewer processes"
+            f"{processes} processes have their first drafters on {' '.join(map(str, leaders))}, and NCCL "
+            "wants a GPU for each: name others in topology.devices, or start fewer processes"
         )
+    devices = everyone[process * wanted : (process + 1) * wanted]
     fast_bf16 = kinds == {"cuda"} or _cpu_multiplies_bf16()
     auto = torch.bfloat16 if fast_bf16 else torch.float32
     dtype = auto if recipe.target.dtype == "auto" else getattr(torch, recipe.target.dtype)
     return Devices(tuple(devices[:targets]), tuple(devices[targets:]), dtype)
+
+
+def _device(name: str, gpus: int) -> torch.device:
+    """The same device is the same value however it is written: `cuda` is `cuda:0`, `cpu:0` is `cpu`. Read
+    here, because torch takes the number of `cuda:256` modulo 256."""
+    parts = _DEVICE.fullmatch(name)
+    if parts is None:
+        raise Refusal(f"topology.devices: {name!r} is no device: write cpu, or cuda:0 and the like")
+    if parts[1] == "cpu":
+        return torch.device("cpu")
+    number = int(parts[2] or 0)
+    if number >= gpus:
+        raise Refusal(f"topology.devices: {name} is not here, torch sees {gpus} GPU(s)")
+    return torch.device("cuda", number)
 
 
 def auto_split(recipe: Recipe, geometry: DrafterGeometry, gpus: int) -> tuple[int, int]:

@@ -72,6 +72,20 @@ def test_devices_are_named_targets_first_and_process_by_process(tiny_release, mo
     assert str(second) == "1:1 (targets cuda:2; drafters cuda:3)"
 
 
+def test_one_device_written_in_two_ways_is_one_device(tiny_release, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    recipe = load_recipe("tiny", tiny_release, ["topology.split=1:1", "topology.devices=[cuda, cuda:0]"])
+    devices = place(recipe, resolve(recipe))
+    assert str(devices) == "1:1 (targets cuda:0; drafters cuda:0)"
+    assert devices.targets == devices.drafters and not devices.apart
+    recipe = load_recipe("tiny", tiny_release, ["topology.split=1:1", "topology.devices=[cpu, cpu:0]"])
+    assert str(place(recipe, resolve(recipe))) == "1:1 (targets cpu; drafters cpu)"
+    both = "topology.devices=[cuda:1, cuda, cuda:1, cuda:0]"
+    recipe = load_recipe("tiny", tiny_release, ["topology.split=1:1", both])
+    with pytest.raises(Refusal, match="first drafters on cuda:0 cuda:0, and NCCL wants a GPU for each"):
+        place(recipe, resolve(recipe), process=1, processes=2)
+
+
 def test_processes_that_share_two_gpus_have_one_each_and_never_the_same_first_drafter(
     tiny_release, monkeypatch
 ):
@@ -94,7 +108,10 @@ def test_processes_that_share_two_gpus_have_one_each_and_never_the_same_first_dr
         (["topology.devices=[cpu, cpu]"], r"topology\.devices needs topology\.split"),
         (["topology.split=1:2", "topology.devices=[cpu, cpu]"], r"names 2 devices: name 3"),
         (["topology.split=1:1", "topology.devices=[cpu, cpu, cpu, cpu]"], r"names 4 devices, 1 process"),
-        (["topology.split=1:1", "topology.devices=[cpu, tpu]"], r"topology\.devices \['cpu', 'tpu'\]: "),
+        (["topology.split=1:1", "topology.devices=[cpu, tpu]"], r"'tpu' is no device: write cpu, or cuda:0"),
+        (["topology.split=1:1", "topology.devices=[cpu, cuda:-1]"], r"'cuda:-1' is no device"),
+        (["topology.split=1:1", "topology.devices=[cuda:0, cuda:256]"], r"cuda:256 is not here, torch"),
+        (["topology.split=1:1", "topology.devices=[cuda:0, cuda:129]"], r"cuda:129 is not here, torch"),
         (["topology.split=1:1", "topology.devices=[cuda:0, cuda:7]"], r"cuda:7 is not here, torch sees 2"),
         (["topology.split=1:1", "topology.devices=[cpu, cuda:0]"], r"only cpu or only cuda devices"),
     ],
