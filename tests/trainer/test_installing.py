@@ -30,6 +30,14 @@ def test_with_pip_it_is_a_line_to_run():
     ]
 
 
+def test_to_ask_for_pip_replaces_no_module_of_torch_and_warns_of_nothing():
+    imported = "import sys; sys.modules['distutils'] = kept = type(sys)('distutils')"
+    after = "assert sys.modules['distutils'] is kept"
+    env = {**os.environ, "PYTHONPATH": str(PAYLOAD)}
+    script = f"{imported}{SHOW}{after}"
+    subprocess.run([sys.executable, "-W", "error", "-c", script], env=env, check=True)
+
+
 def test_an_environment_without_pip_is_told_of_its_lock():
     bare = "add einops to the lock of this environment, then invoke env.build --lock FILE"
     assert said(sys.executable, "-S")[1] == bare  # -S: no site-packages, hence no pip
