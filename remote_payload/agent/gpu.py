@@ -96,11 +96,13 @@ class Query:
             return True
         noted = read_json(self.note) or {}
         age = time.monotonic() - (number(noted, "since") or time.monotonic())
-        if age > DEADLINE_S and _living(noted) is not None:
+        if age > DEADLINE_S and ("pid" not in noted or _living(noted) is not None):
             self.known = Reply("timeout", _hanging(self.program, self.note))
         return self.known is not None
 
     def _spawn(self, lock: int) -> None:
+        asked = {"since": time.monotonic()}
+        _write_note(lock, asked)  # first: who is killed before the second leaves a child whose age is known
         try:
             self.child = subprocess.Popen(
                 self.argv,
@@ -113,10 +115,7 @@ class Query:
         except OSError:
             self.known = _without_program(self.program)
             return
-        text = json.dumps({"pid": self.child.pid, "since": time.monotonic()})
-        with contextlib.suppress(OSError):  # on a full disk, or where it is a name, the lock still locks
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, text.encode(), 0)
+        _write_note(lock, {**asked, "pid": self.child.pid})
 
 
 def table(dialect: int = 0) -> tuple[str, ...]:
@@ -232,6 +231,12 @@ def _give_up(query: Query, child: subprocess.Popen[bytes]) -> Reply:
 
 def _note(run_root: str, program: str) -> str:
     return os.path.join(run_root, f"{program}.json")
+
+
+def _write_note(lock: int, facts: dict[str, float]) -> None:
+    with contextlib.suppress(OSError):  # on a full disk, or where it is a name, the lock still locks
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, json.dumps(facts).encode(), 0)
 
 
 def _socket_name(note: str) -> bytes:

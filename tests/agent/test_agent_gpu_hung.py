@@ -51,6 +51,31 @@ def test_a_hung_driver_costs_five_seconds_and_is_asked_once_although_nothing_was
     assert again["rows"] == [ROWS["idle"]], "it is asked again"
 
 
+def test_the_age_of_a_hung_question_is_known_although_its_look_was_killed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, started = gpu.subprocess.Popen, []
+
+    def killed(*args: object, **kwargs: object) -> None:
+        started.append(honest(*args, **kwargs))
+        raise KeyboardInterrupt  # the child lives, and its look does nothing any more
+
+    monkeypatch.setattr(gpu.subprocess, "Popen", killed)
+    monkeypatch.setattr(gpu, "DEADLINE_S", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.ask(str(tmp_path), 5.0, ("sleep", "600"))
+    try:
+        time.sleep(0.2)
+        began = time.monotonic()
+        said = gpu.reply(gpu.ask(str(tmp_path), 30.0, ("sleep", "600")))
+        assert time.monotonic() - began < 20, "what is known to hang is not waited for"
+        assert (said.status, said.detail) == ("timeout", "sleep hangs in the driver for 0 s")
+        assert len(started) == 1
+    finally:
+        with started[0]:
+            started[0].kill()
+
+
 def test_doctor_gives_a_hung_driver_no_more_than_a_look_does(box: Box, player: Player) -> None:
     took: list[float] = []
     while not took or (min(took) >= 9 and len(took) < 5):
