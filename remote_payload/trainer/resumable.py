@@ -10,7 +10,8 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,42 @@ from trainer.config import Recipe, config_hash, lasting, load_recipe, recipe_of
 from trainer.errors import Refusal
 
 PROOF = "complete.json"  # of a checkpoint, written last: without it a folder is none
+SETTLED_S = 2.0  # the coarsest clock of a file system ticks that slowly
 
 
-def identity(recipe: Recipe, release_dir: Path) -> dict[str, Any]:
+def identity(recipe: Recipe, release_dir: Path, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What a checkpoint keeps of the training that made it, to be compared with a later one's: `config_hash`,
-    `data_sha256`, and as `recipe` every value."""
+    `data_sha256`, as `recipe` every value, and as `data_file` what tells the file that was hashed from any
+    other: null where it could have been written to meanwhile.
+
+    `known`: what an earlier call gave. Its hash, a second a GiB, is taken over for the very file that it is
+    of."""
     data = release_dir / recipe.data.train
     try:
-        read = checksums.of(data.parent, [data.name])[data.name]
+        file = _untouched(data)
+        if known and file and known.get("data_file") == file and "data_sha256" in known:
+            sha256 = known["data_sha256"]
+        else:
+            sha256 = checksums.of(data.parent, [data.name])[data.name]["sha256"][:16]
+            file = file if file == _untouched(data) else None
     except OSError as error:
         raise Refusal(f"{data}: cannot be read ({error.strerror})") from None
     return {
         "config_hash": config_hash(recipe),
-        "data_sha256": read["sha256"][:16],
+        "data_sha256": sha256,
+        "data_file": file,
         "recipe": dataclasses.asdict(recipe),
     }
+
+
+def _untouched(path: Path) -> dict[str, int] | None:
+    """What changes with every write to `path` and every file put in its place: nobody can set a change time.
+    None where that is too young: a second write within a tick of the file system's clock would not show."""
+    found = path.stat()
+    if found.st_ctime > time.time() - SETTLED_S:
+        return None
+    names = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+    return {name: getattr(found, name) for name in names}
 
 
 def config_of(path: Path) -> dict[str, Any]:
@@ -86,8 +108,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     answer: dict[str, object] = {"ok": True}
     try:
-        config = identity(load_recipe(args.recipe, args.release_dir, args.overrides), args.release_dir)
         found = _read(args.checkpoint)
+        recipe = load_recipe(args.recipe, args.release_dir, args.overrides)
+        config = identity(recipe, args.release_dir, found[1] if found else None)
     except Refusal as refusal:
         found, answer = None, {"ok": False, "error": str(refusal)}
     try:

@@ -1,6 +1,8 @@
 """What a run could not go on from is known before anything is stopped for it."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -116,7 +118,8 @@ def test_the_payload_knows_what_may_change(checkpoint, overrides, words):
 
 def test_other_data_under_the_same_name_are_refused_and_what_is_damaged_is_not(checkpoint):
     saved = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps(saved | {"data_sha256": "0123456789abcdef"}))
+    other = saved | {"data_sha256": "0123456789abcdef", "data_file": None}
+    (checkpoint / "config.json").write_text(json.dumps(other))
     ask = (sys.executable, str(PAYLOAD), "smollm2-135m", {}, str(checkpoint))
     with pytest.raises(Refusal) as refusal:
         interpreter.refuse_another_training(*ask)
@@ -124,3 +127,34 @@ def test_other_data_under_the_same_name_are_refused_and_what_is_damaged_is_not(c
     assert f"was made with data_sha256 0123456789abcdef, this run has {ours}" in refusal.value.message
     (checkpoint / "config.json").write_text("{")
     interpreter.refuse_another_training(*ask)
+
+
+def test_data_that_nobody_has_touched_are_not_hashed_again(checkpoint, tmp_path, monkeypatch, capsys):
+    """Seen by a record whose hash is wrong: it passes as long as it is believed."""
+    monkeypatch.setattr(resumable, "SETTLED_S", 0.0)
+    data = tmp_path / "train.jsonl"
+    data.write_text("one\n")
+    overrides = {"data.train": str(data)}
+    made = resumable.identity(load_recipe("smollm2-135m", PAYLOAD, overrides), PAYLOAD)
+    (checkpoint / "config.json").write_text(json.dumps(made | {"data_sha256": "0123456789abcdef"}))
+
+    def passes() -> bool:
+        argv = ["smollm2-135m", "--checkpoint", str(checkpoint), "--overrides", json.dumps(overrides)]
+        code, said = resumable.main(argv), json.loads(capsys.readouterr().out)
+        assert code == 0 or "was made with data_sha256 0123456789abcdef" in said["error"]
+        return code == 0
+
+    assert passes()
+    times = data.stat()
+    data.write_text("two\n")  # in place, of the same size, with its time put back
+    os.utime(data, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert not passes()
+    made = resumable.identity(load_recipe("smollm2-135m", PAYLOAD, overrides), PAYLOAD)
+    (checkpoint / "config.json").write_text(json.dumps(made | {"data_sha256": "0123456789abcdef"}))
+    assert passes()
+    twin = tmp_path / "twin"
+    shutil.copy2(data, twin)
+    twin.replace(data)  # the same bytes and times, another file
+    assert not passes()
+    monkeypatch.setattr(resumable, "SETTLED_S", 60.0)  # written just now: a next write might not show
+    assert resumable.identity(load_recipe("smollm2-135m", PAYLOAD, overrides), PAYLOAD)["data_file"] is None
