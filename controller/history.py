@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 _LOOK = Deadline(total=120.0)
 _SAME_LOOK_S = 5.0
-_SMOOTH = 20  # steps over which a loss is averaged: one step's is noise
+SMOOTH = 20  # steps over which a loss is averaged: one step's is noise
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,16 @@ class History:
 
 @dataclass(frozen=True)
 class Figures:
-    """What came of a run. Loss: mean of the last 20 steps; rates: steady steps at its end; τ as evaluated."""
+    """What came of a run. Loss: mean of its last `loss_steps` steps, SMOOTH where it made as many, and its last
+    step's, which `status` shows; rates: steady steps at its end; τ as evaluated."""
 
     step: int
     steps: int
     tokens_per_s: float | None
     step_s: float | None
     loss: float | None
+    loss_steps: int
+    last_loss: float | None
     tau: float | None
     best_tau: float | None
     best_step: int | None
@@ -138,7 +141,9 @@ def verdict_of(entry: Json, now: float | None) -> Verdict:
 
 def figures(entry: Json, now: float | None) -> Figures:
     pace, record = progress.of(entry), entry.get("record") or {}
-    losses = [line["loss"] for line in entry.get("metrics") or [] if line.get("loss") is not None]
+    losses = [line["loss"] for line in entry.get("metrics") or [] if line.get("loss") is not None][-SMOOTH:]
+    if not losses and pace.loss is not None:
+        losses = [pace.loss]  # the lines are lost, the state knows the last step's
     evaluated = entry.get("evaluations") or []
     best = max(evaluated, key=lambda each: (each["tau"], each["step"]), default=None)
     state = entry.get("state") or {}
@@ -152,7 +157,9 @@ def figures(entry: Json, now: float | None) -> Figures:
         steps=pace.steps,
         tokens_per_s=pace.tokens_per_s,
         step_s=pace.step_s,
-        loss=statistics.fmean(losses[-_SMOOTH:]) if losses else pace.loss,
+        loss=statistics.fmean(losses) if losses else None,
+        loss_steps=len(losses),
+        last_loss=pace.loss,
         tau=evaluated[-1]["tau"] if evaluated else pace.tau,
         best_tau=best["tau"] if best else None,
         best_step=int(best["step"]) if best else None,

@@ -17,9 +17,10 @@ from controller.plan import Plan, Step
 
 Json = dict[str, Any]
 
-_HEAD = ("", "run", "verdict", "started", "step", "tok/s", "loss", "τ", "recipe", "release", "by")
-_RIGHT = (4, 5, 6, 7)
-_FIRST_TO_GO = ("by", "release", "started", "recipe")  # where a terminal is too narrow for all
+_HEAD = ("", "run", "verdict", "started", "step", "from", "tok/s", "loss", "τ", "recipe", "release", "by")
+_RIGHT = (4, 6, 7, 8)
+_FIRST_TO_GO = ("by", "release", "started", "from", "recipe")  # where a terminal is too narrow for all
+_LOSS = f"loss: mean of each run's last {history.SMOOTH} steps (or all); status has the last one's"
 NONE = "–"
 
 
@@ -86,7 +87,9 @@ def _table(rows: list[Json], found: History, most: int | None = None) -> str:
         return "no run yet: invoke restart"
     lines = [_HEAD, *(_row(each) for each in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
-    columns, below = _fitting(lines[1:], widths, most) if most else (list(range(len(_HEAD))), [])
+    resumed = any(each["resume_from"] for each in rows)
+    columns = [each for each, name in enumerate(_HEAD) if resumed or name != "from"]
+    columns, below = _fitting(columns, lines[1:], widths, most) if most else (columns, [])
     shown: list[str] = []
     for line in lines:
         cells = [
@@ -99,16 +102,21 @@ def _table(rows: list[Json], found: History, most: int | None = None) -> str:
     if more > 0:
         shown.append(f"and {more} older: --limit 0 shows them")
     shown += below
+    if any(each["loss"] is not None for each in rows):
+        shown.append(_LOSS)
     shown.append("next  invoke runs.show RUN   |   invoke runs.diff A B   |   invoke plot A,B")
     return "\n".join(shown)
 
 
-def _fitting(rows: Sequence[tuple[str, ...]], widths: list[int], most: int) -> tuple[list[int], list[str]]:
-    """The columns that fit into `most` characters, and a line on those that do not: first goes what is the
-    same in every row, since nothing is lost by saying it once."""
-    columns, alike, missing = list(range(len(_HEAD))), [], []
-    values = {name: {row[_HEAD.index(name)] for row in rows} for name in _FIRST_TO_GO}
-    for name in sorted(_FIRST_TO_GO, key=lambda name: len(values[name]) > 1):  # a stable order
+def _fitting(
+    wanted: list[int], rows: Sequence[tuple[str, ...]], widths: list[int], most: int
+) -> tuple[list[int], list[str]]:
+    """Those of the columns that fit into `most` characters, and a line on those that do not: first goes what
+    is the same in every row, since nothing is lost by saying it once."""
+    columns, alike, missing = list(wanted), [], []
+    may_go = [name for name in _FIRST_TO_GO if _HEAD.index(name) in wanted]
+    values = {name: {row[_HEAD.index(name)] for row in rows} for name in may_go}
+    for name in sorted(may_go, key=lambda name: len(values[name]) > 1):  # a stable order
         if sum(widths[each] + 2 for each in columns) - 2 <= most:
             break
         columns.remove(_HEAD.index(name))
@@ -118,7 +126,7 @@ def _fitting(rows: Sequence[tuple[str, ...]], widths: list[int], most: int) -> t
             alike.append(f"{name} {values[name].pop()}")
     below = [f"every run: {', '.join(alike)}"] if alike else []
     if missing:
-        below.append(f"no room for {', '.join(missing)}: a wider terminal, or invoke runs.show RUN")
+        below.append(f"no room for {', '.join(missing)}: runs.show RUN tells them")
     return columns, below
 
 
@@ -127,13 +135,14 @@ def _row(each: Json) -> tuple[str, ...]:
     if each["seen_at"]:
         word += f" {words.age(time.time() - each['seen_at'])} ago"
     steps = f"{each['step']}/{each['steps']}" if each["steps"] else str(each["step"])
-    rate = each["tokens_per_s"]
+    rate, begin = each["tokens_per_s"], each["resume_from"]
     return (
         "*" if each["pinned"] else "",
         each["id"],
         word,
         clock(each["created"]),
         steps,
+        f"{begin['run']}@{begin['step']}" if begin else NONE,
         NONE if rate is None else words.rate(rate).removesuffix(" tok/s"),
         number(each["loss"], "{:.3f}"),
         number(each["tau"], "{:.2f}"),

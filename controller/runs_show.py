@@ -86,13 +86,21 @@ def _screen(box: Box, row: Json) -> Iterator[str]:
         pace = f"{words.rate(row['tokens_per_s'])}, {words.duration(row['step_s'] or 0)} a step"
         yield _line("speed", f"{pace}, at its end")
     if row["loss"] is not None:
-        yield _line("loss", f"{row['loss']:.4f} (mean of its last 20 steps)")
+        yield _line("loss", _loss(row))
     if row["best_tau"] is not None:
         yield _line("τ", f"{row['tau']:.3f} last, {row['best_tau']:.3f} best at step {row['best_step']}")
     steps = ", ".join(map(str, row["checkpoints"]))
     saved = f"checkpoint{'s' * (',' in steps)} at step {steps}" if steps else "no checkpoint"
     yield _line("saved", f"{saved}{'; export' if row['export'] else ''}")
     yield from _values(place.get("recipe"))
+
+
+def _loss(row: Json) -> str:
+    """The mean that compares runs, and the last step's, which `status` shows."""
+    last = f"{row['last_loss']:.4f} at its last step"
+    if row["loss_steps"] == 1:
+        return last
+    return f"{row['loss']:.4f}, mean of its last {row['loss_steps']} steps; {last}"
 
 
 def _values(tree: Any) -> Iterator[str]:

@@ -134,6 +134,8 @@ def test_the_table(golden: Callable[[str, str], None]) -> None:
     rows[0]["release"] = "77de9f31c2aa0002"
     golden("screens/runs-table-80-columns.txt", runs._table(rows, found, 80))
     rows[1]["recipe"] = "qwen3.6-27b-paper"
+    rows[0]["resume_from"] = {"run": "r-0008", "step": 300, "path": "/x"}
+    golden("screens/runs-table-of-a-resumed-run.txt", runs._table(rows, found, 100))
     golden("screens/runs-table-60-columns.txt", runs._table(rows, found, 60))
 
 
@@ -142,6 +144,7 @@ def test_a_table_loses_nothing_in_silence_to_a_narrow_terminal(width: int) -> No
     """Each column stands in the table or is spoken of below it."""
     names = ("smollm2-135m", "qwen3.6-27b-paper")
     entries = [entry(number) for number in range(9, 3, -1)]
+    entries[2]["record"]["resume_from"] = {"run": "r-0006", "step": 120, "path": "/x"}
     for number, each in enumerate(entries):
         each["record"] |= {"recipe": names[number % 2], "release": f"9f31c2aa{number}"}
     found = History(entries, NOW, 9)
@@ -160,6 +163,18 @@ def test_one_run_with_all_that_made_it(golden: Callable[[str, str], None], at_ha
     text = runs_show.run(LAB, Console(), run_id="r-0009").text
     golden("screens/runs-show.txt", text)
     assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_a_short_run_says_over_how_many_steps_its_loss_is(at_hand: Any) -> None:
+    short = entry(8)
+    del short["metrics"][10:]
+    short["state"]["loss"] = short["metrics"][-1]["loss"]
+    at_hand([short])
+    done = runs_show.run(LAB, Console(), run_id="r-0008")
+    assert "loss       3.2545, mean of its last 10 steps; 3.2500 at its last step" in done.text
+    assert done.document["loss_steps"] == 10
+    at_hand([{**short, "metrics": []}])
+    assert "loss       3.2500 at its last step" in runs_show.run(LAB, Console(), run_id="r-0008").text
 
 
 def test_a_run_without_its_record_is_shown_without_guesses(at_hand: Any) -> None:
