@@ -37,8 +37,8 @@ class History:
 
 @dataclass(frozen=True)
 class Figures:
-    """What came of a run. Loss: mean of its last `loss_steps` steps, SMOOTH where it made as many, and its last
-    step's, which `status` shows; rates: steady steps at its end; τ as evaluated."""
+    """What came of a run. Loss: mean of its last `loss_steps` steps, SMOOTH where it made as many; the last
+    one's is what `status` shows. Rates: steady steps at its end. τ as evaluated."""
 
     step: int
     steps: int
