@@ -22,6 +22,7 @@ PHASE_LIMIT_S = 900.0  # an evaluation, a checkpoint or an end that takes longer
 FULL_BYTES = 512 * 2**20
 FULL_INODES = 1000
 VMID = "VMID"  # stands in a mend for the container's number, which `verdict.judge` knows
+RESTART = "invoke restart"  # in a mend it means this run, which `verdict.judge` names where it must be
 LOG_BYTES_A_MINUTE, LOG_LEAST_S = 10 * 2**20, 60.0  # a step line has 100 bytes
 RECOMPILES_OF, RECOMPILES_SHARE, RECOMPILES_LEAST = 20, 0.5, 6  # steps that are looked at
 LOADER_BUSY, STARVES = 0.9, 0.1  # shares of a thread's time; the second is the trainer's own
@@ -65,14 +66,21 @@ def suspended(trainer: Json) -> Iterator[Cause]:
         yield Cause("suspended", "the trainer is suspended by a signal", wake)
 
 
-def restart(run: Json, named: bool = False) -> str:
-    """The command that goes on with this run: a plain one starts the box's own, not what --set made, and at
-    the newest checkpoint, not at that of an earlier run that was `named`.
+def restart(snapshot: Json, run: Json, own: tuple[str, Json] | None) -> str:
+    """The shortest command that goes on with this run: a plain one starts the box's `own` recipe and
+    overrides at their newest checkpoint, and `--from` the run's release, which may be older than the current.
     """
-    record = run.get("record") or {}
-    if not (record.get("id") and (record.get("overrides") or named)):
-        return "invoke restart"
-    return f"invoke restart --from {record['id']} --release current"
+    record, others = run.get("record") or {}, snapshot.get("runs") or []
+    if own is None:  # what the box says is not known here
+        plain = not record.get("overrides")
+    else:
+        plain = (record.get("recipe"), record.get("overrides") or {}) == own
+    newest = not others or others[0]["id"] == run.get("id")
+    if record.get("id") is None or (plain and newest):
+        return RESTART
+    current = (snapshot.get("release") or {}).get("current")
+    moved = current and record.get("release") not in (None, current)
+    return f"{RESTART} --from {record['id']}{' --release current' if moved else ''}"
 
 
 def _record(run: Json) -> Iterator[Cause]:

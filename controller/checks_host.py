@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from controller import pct, words
-from controller.checks import Check, Json, failed, ok, skipped, warning
+from controller.checks import FAILED, Check, Json, failed, ok, skipped, warning
 from controller.endpoint import Endpoint
 from controller.errors import HostKeyRefused, LoginRefused, PctrunError
 
@@ -45,8 +45,12 @@ def where(endpoint: Endpoint) -> str:
 
 def host(look: Json, endpoint: Endpoint) -> Iterator[Check]:
     """From the facts of hostlook."""
-    yield _pct(look, endpoint)
-    yield _container(look, endpoint)
+    asked = _pct(look, endpoint)
+    yield asked
+    if asked.state == FAILED:
+        yield from skipped(HOST, ["container"], "without pct it cannot be asked for")
+    else:
+        yield _container(look, endpoint)
     yield _clock(look, endpoint)
 
 

@@ -53,8 +53,8 @@ _KNOWN = (
         r"unable to open shared memory|Bus error|bus error|SIGBUS",
         "shared-memory",
         "it means mostly that /dev/shm is full",
-        "give the container a larger /dev/shm (lxc.mount.entry: tmpfs dev/shm tmpfs size=64g); then "
-        f"{_RESTART}",
+        f"a larger /dev/shm: on the Proxmox host, in /etc/pve/lxc/{causes.VMID}.conf: lxc.mount.entry: tmpfs "
+        f"dev/shm tmpfs rw,nosuid,nodev,size=SIZE 0 0; then pct reboot {causes.VMID}, {_RESTART}",
     ),
     (
         r"the target's features are no numbers",

@@ -145,7 +145,7 @@ def judge(found: Findings, *, gpus: int | None, ours: str, roots: Roots) -> list
 def _no_answer(found: Findings, made: list[Check]) -> Iterator[Check]:
     """The agent could not be asked; where the host has said why already, it is not said twice."""
     error = found.container_error
-    known = any(check.name == "container" and check.state == checks.FAILED for check in made)
+    known = any(check.group == checks_host.HOST and check.state == checks.FAILED for check in made)
     why = "the container cannot be asked"
     if error is None or known:
         yield from _unasked(why)

@@ -134,6 +134,11 @@ class Box(Record):
         """How screens name it: `box/vmid`."""
         return f"{self.name}/{self.vmid}"
 
+    @property
+    def own(self) -> tuple[str, dict[str, Any]]:
+        """Recipe and overrides: what a plain restart starts."""
+        return self.recipe, self.overrides
+
 
 class Inventory(Record):
     """`default` is the box of every task that is not told another with --box."""

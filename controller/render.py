@@ -26,6 +26,7 @@ _COLOURS = {
 }
 _LIVE = frozenset({"starting", "warming-up", "healthy", "degraded", "stalled"})
 _REASONS, _GPU_ROWS, _STALE, _EVIDENCE, _TAIL = 5, 8, 2, 8, 5
+_BETWEEN = re.compile(r"   \|   |(?<=;) (?=then )")  # what is to be done first, and what after it
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")
 
 
@@ -38,12 +39,10 @@ def screen(
     width: int = WIDTH,
     height: int = HEIGHT,
     tail: int = _TAIL,
-    named: bool = False,
 ) -> str:
     """The whole screen as plain text; the log's `tail` gives way when it gets too high.
 
-    `more`: lines to show between the run and the machine. `named`: this run was asked for, and need not be
-    the one that a plain restart goes on with.
+    `more`: lines to show between the run and the machine.
     """
     lines = [_headline(label, verdict, snapshot)]
     reasons = [line for reason in verdict.reasons for line in _wrapped(reason, width)]
@@ -56,7 +55,7 @@ def screen(
         lines += _machine_lines(snapshot)
     bar = f"{'':<{_INDENT if width >= _ROOMY else 2}}| "
     quoted = [bar + _clean(line) for line in _quoted(verdict, snapshot, tail)]
-    ending = list(_rows("next", _next_lines(next_step(verdict, snapshot, named), width)))
+    ending = list(_rows("next", _next_lines(next_step(verdict, snapshot), width)))
     room = max(0, height - len(lines) - len(ending))
     lines = [*lines, *quoted[len(quoted) - min(room, len(quoted)) :]][: height - len(ending)]
     return "\n".join(cut(line, width) for line in [*lines, *ending])
@@ -254,15 +253,14 @@ def _quoted(verdict: Verdict, snapshot: Json | None, tail: int) -> list[str]:
     return [str(line) for line in (log.get("tail") or [])[-tail:]]
 
 
-def next_step(verdict: Verdict, snapshot: Json | None, named: bool = False) -> str:
+def next_step(verdict: Verdict, snapshot: Json | None) -> str:
     """What to do: the verdict's own mend, else what its word suggests."""
     run = (snapshot or {}).get("run") or {}
     saved = run.get("checkpoints") or (run.get("record") or {}).get("resume_from")
     begins = "resumes at the last checkpoint" if saved else "this run has no checkpoint"
     if saved and (run.get("record") or {}).get("id") is None:
         begins = "not from this run: its run.json cannot be read"
-    again = causes.restart(run, named)
-    restart = f"{again} ({begins})"
+    restart = f"{verdict.again} ({begins})"
     fetch = f"invoke fetch {(run.get('record') or {}).get('id') or 'newest'}"
     return (
         verdict.mend
@@ -270,8 +268,8 @@ def next_step(verdict: Verdict, snapshot: Json | None, named: bool = False) -> s
             "starting": "invoke wait --until healthy",
             "warming-up": "invoke wait --until healthy",
             "healthy": "invoke logs --follow   |   invoke wait --until finished   |   invoke abort",
-            "degraded": f"invoke logs   |   {again}",
-            "stalled": f"invoke logs   |   invoke attach   |   {again}",
+            "degraded": f"invoke logs   |   {verdict.again}",
+            "stalled": f"invoke logs   |   invoke attach   |   {verdict.again}",
             "crashed": f"invoke logs   |   {restart}",
             "finished": f"{fetch}   |   invoke logs   |   invoke restart --from-scratch",
             "stopped": restart,
@@ -303,7 +301,7 @@ def _next_lines(text: str, width: int) -> list[str]:
     """Between two commands rather than within one: they are there to be copied."""
     if len(text) <= width - _INDENT:
         return [text]
-    return [line for each in text.split("   |   ") for line in _wrapped(each, width)]
+    return [line for each in _BETWEEN.split(text) for line in _wrapped(each, width)]
 
 
 def _flowing(parts: list[str], between: str, width: int) -> list[str]:

@@ -51,7 +51,7 @@ def look(
             raise
         last = history.last_seen(box)
         return judge(None, why=error.message, mend=error.hint, last=last, container_off=True), None
-    verdict = judge(snapshot, gpus=box.gpus, vmid=box.vmid)
+    verdict = judge(snapshot, gpus=box.gpus, vmid=box.vmid, own=box.own)
     if snapshot.get("run"):
         history.remember(box, snapshot["run"], verdict.word)
     return verdict, snapshot
@@ -60,6 +60,6 @@ def look(
 def run(box: Box, console: Console, *, run_id: str = "") -> Outcome:
     verdict, snapshot = look(box, run_id)
     document = {**verdict.as_json(), "snapshot": snapshot}
-    screen = render.screen(box.label, verdict, snapshot, width=screen_width(), named=bool(run_id))
+    screen = render.screen(box.label, verdict, snapshot, width=screen_width())
     line = render.among_others(box.label, verdict, snapshot)
     return Outcome(document, screen, verdict.exit_code, verdict.word, line)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from controller import attempts, causes, crash, progress, words
-from controller.causes import Cause
+from controller.causes import RESTART, Cause
 
 Json = dict[str, Any]
 
@@ -32,6 +32,7 @@ EXIT_CODES = {
 STALL_FLOOR_S, STALL_CEILING_S, STALL_FACTOR = 60.0, 900.0, 10.0
 UNSENT = "a message did not get out"  # how the reason begins that says so
 LAUNCH_S = 30.0  # between run.json and the first process
+_BARE = re.compile(rf"{RESTART}(?! --(?:set|from))")  # what is set anew begins another training
 _HANG = re.compile(r"no thread has moved for (\d+) s:")
 
 
@@ -41,7 +42,7 @@ class Verdict:
 
     `reasons` say why, `causes` are the kinds of the causes among them (causes.py, crash.py), `evidence` are
     lines to quote (a traceback), `mend` is there where the word alone does not tell what to do. `last` is
-    what was known before the box became unreachable: `word run step age_s`.
+    what was known before the box became unreachable: `word run step age_s`. `again` goes on with the run.
     """
 
     word: str
@@ -52,6 +53,7 @@ class Verdict:
     mend: str = ""
     causes: tuple[str, ...] = ()
     last: Json | None = None
+    again: str = RESTART
 
     @property
     def exit_code(self) -> int:
@@ -79,15 +81,19 @@ def judge(
     container_off: bool = False,
     gpus: int | None = None,
     vmid: int | None = None,
+    own: tuple[str, Json] | None = None,
 ) -> Verdict:
     """The verdict on one snapshot. None: there was none, `why` says what stood in the way, `mend` what helps,
     `last` (`word run step age_s`) what was seen when there was one.
 
     `container_off`: the host answered that the container is off, so nothing runs in it. `gpus`: how many the
-    inventory expects, `vmid`: the container's number, for the mend.
+    inventory expects, `vmid`: the container's number, for the mend, `own`: the box's recipe and overrides.
     """
     found = _judge(snapshot, why, mend, last, container_off, gpus)
-    return found if vmid is None else replace(found, mend=found.mend.replace(causes.VMID, str(vmid)))
+    run = (snapshot or {}).get("run")
+    again = causes.restart(snapshot, run, own) if snapshot and run else RESTART
+    told = _BARE.sub(again, found.mend)
+    return replace(found, mend=told if vmid is None else told.replace(causes.VMID, str(vmid)), again=again)
 
 
 def _judge(
@@ -196,7 +202,7 @@ def _without_trainer(snapshot: Json, run: Json) -> Verdict:
 def _between_attempts(snapshot: Json, run: Json) -> Verdict:
     """A crash that is tried again is no end: the supervisor waits, and whoever waits for the run goes on."""
     pending, now = attempts.pending(run) or {}, snapshot["now"]
-    mend = f"{causes.restart(run)} does it now   |   invoke abort ends it   |   invoke logs"
+    mend = f"{RESTART} does it now   |   invoke abort ends it   |   invoke logs"
     found = [Cause("restarting", attempts.says(pending), mend)]
     known = crash.explain(snapshot, run, {**pending, "detail": attempts.says(pending)}, "")
     found += [each for each in known if each.kind != "exit"]

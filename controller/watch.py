@@ -56,7 +56,7 @@ def run(
         nonlocal verdict
         lost.end()
         seen.take(part)
-        verdict = judge(seen.snapshot, gpus=box.gpus, vmid=box.vmid)
+        verdict = judge(seen.snapshot, gpus=box.gpus, vmid=box.vmid, own=box.own)
         view.show(box.label, verdict, seen)
         if teller:
             teller.take(verdict, seen.snapshot)

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import os
+import re
 import termios
 from collections.abc import Callable
 from pathlib import Path
@@ -79,13 +80,15 @@ def test_what_to_do_on_the_host_names_the_box_own_container(
     assert "pct set 321 -" in status.look(box)[0].mend
 
 
-def test_a_run_that_was_asked_for_is_gone_on_with_by_its_name() -> None:
-    case = read("stopped")
-    screens = [
-        render.screen("lab/200", judged(case), case["snapshot"], named=named) for named in (False, True)
-    ]
-    run_id = case["snapshot"]["run"]["id"]
-    assert [f"--from {run_id} --release current" in screen for screen in screens] == [False, True]
+@pytest.mark.parametrize(
+    ("recipe", "again"), [("smollm2-135m", "invoke restart"), ("r", "invoke restart --from r-0002")]
+)
+def test_a_look_knows_what_its_box_restarts(
+    recipe: str, again: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PCTRUN_STATE", str(tmp_path))
+    monkeypatch.setattr(status, "call", lambda *args, **more: read("stopped")["snapshot"])
+    assert status.look(Box(name="lab", host="h", vmid=200, recipe=recipe))[0].again == again
 
 
 def test_one_line_says_how_long_it_will_take_while_it_lives() -> None:
@@ -258,11 +261,29 @@ def test_a_long_reason_is_wrapped_and_not_cut() -> None:
     assert all(len(line) <= render.WIDTH for line in screen.splitlines())
 
 
-@pytest.mark.parametrize("name", ["stopped", "degraded-restarting", "crashed-vanished"])
-def test_a_run_that_set_values_is_gone_on_with_by_its_name(name: str) -> None:
-    case = read(name)
-    record = case["snapshot"]["run"]["record"]
-    assert "--from" not in render.screen("lab/200", judged(case), case["snapshot"])
-    record["overrides"] = {"train.steps": 12}
-    screen = render.screen("lab/200", judged(case), case["snapshot"])
-    assert f"invoke restart --from {record['id']} --release current" in screen
+@pytest.mark.parametrize("name", ["stopped", "degraded-restarting", "crashed-vanished", "crashed-disk-full"])
+@pytest.mark.parametrize(
+    ("change", "own", "command"),
+    [
+        ({}, None, ""),
+        ({}, ("smollm2-135m", {}), ""),
+        ({"overrides": {"train.steps": 12}}, None, " --from {id}"),
+        ({"overrides": {"train.steps": 12}}, ("smollm2-135m", {"train.steps": 12}), ""),
+        ({"overrides": {"train.steps": 12}}, ("smollm2-135m", {}), " --from {id}"),
+        ({}, ("another", {}), " --from {id}"),
+        ({"later": "r-0099"}, ("smollm2-135m", {}), " --from {id}"),
+        ({"later": "r-0099", "release": "0ld"}, None, " --from {id} --release current"),
+        ({"release": "0ld"}, None, ""),
+    ],
+)
+def test_the_shortest_command_that_goes_on_with_this_run(
+    name: str, change: dict[str, Any], own: tuple[str, Any] | None, command: str
+) -> None:
+    snapshot = read(name)["snapshot"]
+    run, changed = snapshot["run"], dict(change)
+    later = changed.pop("later", run["id"])
+    snapshot["runs"] = [{"id": later}]
+    run["record"].update(changed)
+    screen = render.screen("lab/200", verdict.judge(snapshot, own=own), snapshot)
+    found = re.findall(r"invoke restart((?: --(?:from|release) [\w-]+)*)", screen)
+    assert found == [command.format(id=run["id"])]
