@@ -50,7 +50,8 @@ def run(
     """Write the log to stdout as bytes, or with `capture` hand it back as text.
 
     `lines` 0 is all of it; None is 40, or all when `since` (`10m`, `14:10`) or `grep` chooses. `follow` ends
-    when the run has ended; a cut connection is made anew and goes on at the same byte.
+    when the run has ended; a cut connection is made anew and goes on at the same byte. Where nothing was to
+    be shown a note says so; the exit code is then 1 with `grep`, as grep's own.
     """
     wish = _Wish(run_id, lines, since, grep)
     kept: list[bytes] = []
@@ -64,7 +65,9 @@ def run(
     }
     if capture:
         document["text"] = b"".join(kept).decode("utf-8", "replace")
-    return Outcome(document)
+    if not result["bytes"]:
+        console.note(wish.missed(result["run"]))
+    return Outcome(document, exit_code=int(bool(grep) and not result["bytes"]))
 
 
 class _Wish:
@@ -88,6 +91,13 @@ class _Wish:
         what = f"all since {self._since}" if self.since else f"the last {self.lines} lines"
         shown = what if self.since or self.lines else "all"
         return f"the lines with '{self.grep}' in {shown}" if self.grep else shown
+
+    def missed(self, run_id: str) -> str:
+        """What is told where nothing was found."""
+        last = "line" if self.lines == 1 else f"{self.lines} lines"
+        part = f"the last {last} of " if self.lines and self.grep else ""
+        where = f"{part}{run_id}'s log{f' since {self._since}' if self._since else ''}"
+        return f"nothing matches '{self.grep}' in {where}" if self.grep else f"no line in {where}"
 
     def args(self) -> dict[str, Any]:
         begin: dict[str, Any] = self.since or ({"lines": self.lines} if self.lines else {"offset": 0})

@@ -65,7 +65,7 @@ def abort(on: On, run: str = "", reason: str = "") -> None:
     follow="go on until the run ends",
     lines="lines from the end (default: 40; 0: all)",
     since="begin there: 90s, 10m, 2h, 1d ago, or a time of day in UTC such as 14:10",
-    grep="only lines in which this regular expression is found",
+    grep="only lines in which this regular expression is found (in none: exit code 1)",
     **RUN,
 )
 def logs(

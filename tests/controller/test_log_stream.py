@@ -90,6 +90,34 @@ def test_lines_are_chosen_by_what_stands_in_them(box: Box, run_id: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "options", "told", "code"),
+    [
+        (b"line 1\n", {"grep": "nine"}, "nothing matches 'nine' in {run}'s log\n", 1),
+        (
+            b"nine\nline\n",
+            {"grep": "nine", "lines": 1},
+            "nothing matches 'nine' in the last line of {run}'s log\n",
+            1,
+        ),
+        (b"", {}, "no line in {run}'s log\n", 0),
+        (b"nine\n", {"grep": "nine"}, "", 0),
+    ],
+)
+def test_where_nothing_is_shown_a_note_says_so(
+    box: Box,
+    run_id: str,
+    capsys: pytest.CaptureFixture[str],
+    data: bytes,
+    options: dict[str, Any],
+    told: str,
+    code: int,
+) -> None:
+    write_log(box, run_id, data)
+    done = logs.run(box, Console(), run_id=run_id, capture=True, **options)
+    assert (capsys.readouterr().err, done.exit_code) == (told.format(run=run_id), code)
+
+
+@pytest.mark.parametrize(
     ("text", "wish"),
     [
         ("90s", {"since_s": 90}),
