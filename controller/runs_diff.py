@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import statistics
+import itertools
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from controller import attempts, history, runs, runs_show, source, words
-from controller.console import Console
+from controller import attempts, history, runs, runs_show, runs_window, source, words
+from controller.console import Console, screen_width
+from controller.errors import Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
 
 Json = dict[str, Any]
 
-_CELL = 32  # columns
-_WINDOW = 0.1  # of the common length: a loss at a step is the mean of the last tenth before it
+_POINTS = 600  # rows of a curve: up to so many steps are compared one by one
+_LEAST = 10  # columns of a cell, however narrow the terminal
+_FORMS = {"loss": "{:.4f}", "τ": "{:.3f}"}  # as runs.show has them
 
 
 @dataclass(frozen=True)
@@ -31,23 +34,28 @@ class Row:
 
 
 def plan(box: Box, *, first: str, second: str) -> Plan:
-    args = history.args([first, second], detail=True)
+    args = history.args([first, second], detail=True, points=_POINTS)
     return Plan("runs.diff", (Step(f"look at {first} and {second}, change nothing", "runs", args),))
 
 
 def run(box: Box, console: Console, *, first: str, second: str) -> Outcome:
-    found = history.look(box, [first, second], detail=True)
+    if first == second:
+        raise Usage(f"{first} is one run, and a comparison wants two", "invoke runs lists them")
+    found = history.look(box, [first, second], detail=True, points=_POINTS)
     if found.why:
         console.note(f"{found.why}; what follows is from memory")
     a, b = found.entries
     differs, came = list(differences(a, b)), list(outcomes(a, b, found.now))
+    window = runs_window.shared(a, b)
     document = {
         "a": a["id"],
         "b": b["id"],
+        "window": [window.first, window.last] if window else None,
         "differs": [vars(row) for row in differs],
         "outcome": [vars(row) for row in came],
     }
-    return Outcome(document, "\n".join(_screen(box, a["id"], b["id"], differs, came)))
+    apart = runs_window.apart(a, b) if window is None else ""
+    return Outcome(document, "\n".join(_screen(box, a["id"], b["id"], differs, came, apart)))
 
 
 def differences(a: Json, b: Json) -> Iterator[Row]:
@@ -76,41 +84,32 @@ def differences(a: Json, b: Json) -> Iterator[Row]:
 
 
 def outcomes(a: Json, b: Json, now: float | None) -> Iterator[Row]:
-    """Speed, loss and τ of both; the loss also at the last step that both have reached."""
+    """Speed, loss and τ of both; loss and τ also where both were at the same steps."""
     x, y = history.figures(a, now), history.figures(b, now)
     yield Row("run", "verdict", x.word, y.word)
-    yield _compared("run", "step", x.step, y.step)
+    yield Row("run", "step", x.step, y.step)
     again = [{"restarts": attempts.restarted(each)} for each in (a, b)]
     yield from _unequal("run", *again)
     yield _compared("speed", "tok/s", x.tokens_per_s, y.tokens_per_s)
     yield _compared("speed", "s a step", x.step_s, y.step_s)
-    common = min(_last_step(a), _last_step(b))
-    if common:
-        yield _compared("loss", f"at step {common}", _loss_at(a, common), _loss_at(b, common))
-    yield _compared("loss", "at its end", x.loss, y.loss)
-    yield _compared("τ", "last", x.tau, y.tau)
+    window = runs_window.shared(a, b)
+    if window is not None:
+        losses = (runs_window.loss(each, window) for each in (a, b))
+        yield _compared("loss", f"mean of {window}", *losses)
+    over = "/".join(dict.fromkeys(str(each.loss_steps) for each in (x, y) if each.loss_steps))
+    yield _compared("loss", f"mean of last {over}", x.loss, y.loss, alike=x.step == y.step)
+    taus = [{each["step"]: each["tau"] for each in entry.get("evaluations") or []} for entry in (a, b)]
+    both, *lasts = (max(steps, default=None) for steps in (taus[0].keys() & taus[1].keys(), *taus))
+    if both is not None and lasts != [both, both]:
+        yield _compared("τ", f"at step {both}", taus[0][both], taus[1][both])
+    yield _compared("τ", "last", x.tau, y.tau, alike=lasts[0] == lasts[1])
     yield _compared("τ", "best", x.best_tau, y.best_tau)
 
 
-def _compared(group: str, name: str, a: float | None, b: float | None) -> Row:
-    change = b / a - 1 if a and b is not None else None
+def _compared(group: str, name: str, a: float | None, b: float | None, *, alike: bool = True) -> Row:
+    """`alike`: whether a change would be of the runs, and not of how far each one came."""
+    change = b / a - 1 if alike and a and b is not None else None
     return Row(group, name, a, b, change)
-
-
-def _last_step(entry: Json) -> int:
-    steps = (entry.get("curves") or {}).get("steps") or [0]
-    return int(steps[-1])
-
-
-def _loss_at(entry: Json, step: int) -> float | None:
-    curves = entry.get("curves") or {}
-    pairs = zip(curves.get("steps") or [], curves.get("loss") or [], strict=False)
-    before = [(at, loss) for at, loss in pairs if at <= step and loss is not None]
-    if not before:
-        return None
-    first = before[0][0]
-    recent = [loss for at, loss in before if at > step - _WINDOW * (step - first)]
-    return statistics.fmean(recent or [before[-1][1]])
 
 
 def _unequal(group: str, a: Json, b: Json) -> Iterator[Row]:
@@ -145,35 +144,44 @@ def _start(record: Json) -> Json:
     }
 
 
-def _screen(box: Box, a: str, b: str, differs: list[Row], came: list[Row]) -> Iterator[str]:
+def _screen(box: Box, a: str, b: str, differs: list[Row], came: list[Row], apart: str) -> Iterator[str]:
     told = (*differs, *(row for row in came if row.a is not None or row.b is not None))
-    shown = [(row.group, row.name, _cell(row.a), _cell(row.b), _change(row)) for row in told]
-    lines = [("", "", a, b, ""), *shown]
-    widths = [min(_CELL, max(len(line[column]) for line in lines)) for column in range(5)]
-
-    def line(cells: tuple[str, ...]) -> str:
-        padded = (f"{_cut(text, width):<{width}}" for text, width in zip(cells, widths, strict=True))
-        return f"  {'  '.join(padded)}".rstrip()
-
+    shown = [(row.group, row.name, _cell(row, row.a), _cell(row, row.b), _change(row)) for row in told]
+    widths = _widths([("", "", a, b, ""), *shown], screen_width())
     yield f"{box.label}  {a} against {b}: {words.plural(len(differs), 'difference')}"
-    yield line(lines[0])
+    yield from _lines(("", "", a, b, ""), widths)
     previous = ""
-    for cells in lines[1:]:
-        yield line((cells[0] if cells[0] != previous else "", *cells[1:]))
+    for cells in shown:
+        yield from _lines((cells[0] if cells[0] != previous else "", *cells[1:]), widths)
         previous = cells[0]
     if not differs:
         yield "  nothing that is recorded differs: what came of them differs by chance"
+    yield from textwrap.wrap(apart, screen_width(), initial_indent="  ", subsequent_indent="  ")
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+def _widths(lines: list[tuple[str, ...]], most: int) -> list[int]:
+    """Of the columns; the two runs' share what the others leave, and what one does not need the other has."""
+    needed = [max(len(line[column]) for line in lines) for column in range(5)]
+    room = most - 2 - 2 * 4 - needed[0] - needed[1] - needed[4]
+    first = max(_LEAST, min(needed[2], max(room // 2, room - needed[3])))
+    second = max(_LEAST, min(needed[3], room - first))
+    return [*needed[:2], first, second, needed[4]]
 
 
-def _cell(value: Any) -> str:
+def _lines(cells: tuple[str, ...], widths: list[int]) -> Iterator[str]:
+    """One row; what is longer than its column goes on below, for the end of a path is where two differ."""
+    wrapped = [textwrap.wrap(text, width) for text, width in zip(cells, widths, strict=True) if width]
+    kept = [width for width in widths if width]
+    for parts in itertools.zip_longest(*wrapped, fillvalue=""):
+        padded = (f"{text:<{width}}" for text, width in zip(parts, kept, strict=True))
+        yield f"  {'  '.join(padded)}".rstrip()
+
+
+def _cell(row: Row, value: Any) -> str:
     if value is None:
         return runs.NONE
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return _FORMS.get(row.group, "{:.4g}").format(value)
     return str(value)
 
 

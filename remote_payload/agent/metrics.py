@@ -53,7 +53,8 @@ def curves(run_dir: str, points: int) -> Json:
     """Columns of at most `points` rows: `steps times loss tokens_per_s step_s busy{thread: shares}`.
 
     A row stands for equally many lines: its loss and shares are their means, its rate comes from their steady
-    steps only (None where there is none), its step and time are those of its last line.
+    steps only (None where there is none), its step and time are those of its last line. `first` is the step
+    of the first line, which may lie far from 1: a resumed run has its own lines alone.
     """
     lines = list(_lines(path(run_dir)))
     width = -(-len(lines) // max(1, min(points, MAX_POINTS))) or 1
@@ -61,6 +62,7 @@ def curves(run_dir: str, points: int) -> Json:
     threads = sorted({name for row in rows for name in row["busy"]})
     return {
         "lines": len(lines),
+        "first": lines[0]["step"] if lines else None,
         "steps": [row["step"] for row in rows],
         "times": [row["time"] for row in rows],
         "loss": [row["loss"] for row in rows],

@@ -68,7 +68,7 @@ def test_curves_are_means_of_a_bounded_number_of_points(five):
     [found] = five.call("runs", runs=["r-0002"], detail=True).result["runs"]
     curves = found["curves"]
     assert curves["lines"] == 100 and len(curves["steps"]) == 50
-    assert curves["steps"][-1] == 100
+    assert (curves["first"], curves["steps"][0], curves["steps"][-1]) == (1, 2, 100)
     assert curves["loss"][0] == pytest.approx((10 + 5) / 2)
     assert curves["tokens_per_s"][0] == pytest.approx(200)  # the compile step is in no rate
 

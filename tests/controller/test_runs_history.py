@@ -74,7 +74,7 @@ def entry(number: int, **changes: Any) -> dict[str, Any]:
             "gpus": {"count": 8, "names": {"NVIDIA H200": 8}, "driver": "580.95.05"},
             "machine": {"hostname": "ct", "kernel": "Linux 6.14", "cpus": 64, "memory_bytes": 2**39},
         },
-        "curves": {"steps": [100, 200, 300], "loss": [5.0, 4.0, 3.2], "tokens_per_s": [1800.0] * 3},
+        "curves": {"first": 1, "steps": [100, 200, 300], "loss": [5.0, 4.0, 3.2]},
     }
     found.update(copy.deepcopy(changes))
     return found
@@ -90,7 +90,7 @@ def changed() -> dict[str, Any]:
     other["provenance"]["source"]["dirty"] = "99aa99aa99aa99aa"
     other["provenance"]["packages"]["einops"] = "0.8.2"
     other["provenance"]["gpus"] = {"count": 7, "names": {"NVIDIA H200": 7}, "driver": "580.95.05"}
-    other["curves"]["loss"] = [5.0, 4.2, 3.36]
+    other["curves"] = {"first": 121, "steps": [160, 230, 300], "loss": [4.4, 4.2, 3.36]}
     for line in other["metrics"]:
         line["step_s"] = 0.4
     other["evaluations"][-1]["tau"] = 1.64
@@ -189,6 +189,8 @@ def test_two_runs_side_by_side(golden: Callable[[str, str], None], at_hand: Any)
     done = runs_diff.run(LAB, Console(), first="r-0006", second="r-0007")
     golden("screens/runs-diff.txt", done.text)
     assert all(len(line) <= 100 for line in done.text.splitlines())
+    assert "99aa99aa99aa99aa" in done.text  # whole: what is cut off may be what differs
+    assert done.document["window"] == [281, 300]
     named = {(row["group"], row["name"]): row for row in done.document["differs"]}
     assert named["recipe", "train.lr"]["b"] == 3e-4
     speed = next(row for row in done.document["outcome"] if row["name"] == "tok/s")

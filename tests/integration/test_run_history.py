@@ -42,7 +42,7 @@ def test_the_difference_is_the_one_value_that_was_changed(two_runs) -> None:
     assert [(row["group"], row["name"]) for row in found["differs"] if row["group"] == "recipe"] == [
         ("recipe", "train.lr")
     ]
-    assert {"tok/s", "best", "at step 6"} <= {row["name"] for row in found["outcome"]}
+    assert {"tok/s", "best", "mean of steps 1–6"} <= {row["name"] for row in found["outcome"]}
 
 
 def test_the_drafter_comes_here_and_loads(two_runs, tmp_path: Path) -> None:
