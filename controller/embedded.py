@@ -60,6 +60,13 @@ def down(*, container: bool = False, keep_data: bool = True) -> bool:
     return was_up
 
 
+def running() -> list[int]:
+    """Its containers that run, also while its host is down."""
+    from controller import sandbox
+
+    return sandbox.running()
+
+
 def starts(vmid: int) -> bool:
     """Whether `sandbox.up` starts this container, on one engine or the other."""
     from controller.sandbox.container import STARTED

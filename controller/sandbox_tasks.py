@@ -63,9 +63,18 @@ def down(console: Console, *, container: bool, wipe: bool, yes: bool) -> Outcome
     if wipe and not yes and (folder / "ct").exists() and not console.confirmed(question):
         raise Usage("nothing was deleted: nobody said yes", "y and Enter, or --yes where nobody can be asked")
     was_up = embedded.down(container=container or wipe, keep_data=not wipe)
-    rest = "its container and files are gone" if wipe else "its container is off" if container else ""
     text = "down" if was_up else "was down already"
-    return Outcome({"was_up": was_up}, f"{text}: {rest or 'what runs in its container runs on'}")
+    running = embedded.running()
+    return Outcome({"was_up": was_up, "running": running}, f"{text}: {left(running, wiped=wipe)}")
+
+
+def left(running: list[int], *, wiped: bool) -> str:
+    """What is there of the containers after a `down`."""
+    if not running:
+        return "no container runs, their files are gone" if wiped else "no container runs"
+    which = f"container{'s' * (len(running) > 1)} {', '.join(map(str, running))}"
+    on, them = ("runs on", "it") if len(running) == 1 else ("run on", "them")
+    return f"{which} {on} with what runs in {them}; invoke sandbox.down --container stops {them}"
 
 
 def status(console: Console) -> Outcome:

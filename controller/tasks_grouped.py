@@ -134,15 +134,15 @@ def up(
 
 
 @plain_task(
-    container="stop the container, too",
-    wipe="also delete the container's files, its runs with them (models stay); asks first",
+    container="stop its containers, too",
+    wipe="also delete the containers' files, its runs with them (models stay); asks first",
     yes="do not ask",
     **JSON,
 )
 def down(
     c: Context, container: bool = False, wipe: bool = False, yes: bool = False, json_: bool = False
 ) -> None:
-    """Stop the embedded box's server; its container runs on."""
+    """Stop the embedded box's server; its containers run on."""
     would = "stop the loopback SSH server" + " and the containers" * (container or wipe)
     would += "; ask; delete the containers' files" * wipe
     _on_sandbox(c, "down", would, json_, container=container, wipe=wipe, yes=yes)

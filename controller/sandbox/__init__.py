@@ -1,6 +1,6 @@
 """The embedded box: a Proxmox host small enough to travel with the project, so that commands run for real."""
 
-from .box import Endpoint, SandboxStatus, cut_connections, down, is_up, pct_calls, status, up
+from .box import Endpoint, SandboxStatus, cut_connections, down, is_up, pct_calls, running, status, up
 from .errors import SandboxError
 from .pct.host import ENGINES
 from .place import sandbox_dir
@@ -14,6 +14,7 @@ __all__ = [
     "down",
     "is_up",
     "pct_calls",
+    "running",
     "sandbox_dir",
     "status",
     "up",

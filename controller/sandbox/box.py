@@ -103,6 +103,11 @@ def is_up() -> bool:
     return daemon.pid(place.sandbox_dir()) is not None
 
 
+def running() -> list[int]:
+    """The containers that run, whether or not the SSH server does."""
+    return ct.running(Host(str(place.sandbox_dir())))
+
+
 def status() -> SandboxStatus:
     """What is there now."""
     folder = place.sandbox_dir()

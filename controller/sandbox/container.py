@@ -55,12 +55,17 @@ def set_engine(host: Host, engine: str) -> None:
         note(host, engine=engine)
 
 
+def running(host: Host) -> list[int]:
+    """The containers that run."""
+    return [vmid for vmid in host.vmids() if host.init_pid(vmid) is not None]
+
+
 def stop_all(folder: Path, host: Host) -> bool:
     """Stop every container; whether one ran."""
-    running = [vmid for vmid in host.vmids() if host.init_pid(vmid) is not None]
-    for vmid in running:
+    found = running(host)
+    for vmid in found:
         pct(folder, "stop", str(vmid))
-    return bool(running)
+    return bool(found)
 
 
 def delete_files(folder: Path, host: Host) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from controller import sandbox
+from controller import sandbox, sandbox_tasks
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -64,6 +64,22 @@ def down_at_a_terminal(answer: str) -> int:
             pass
         os.close(leader)
         return process.wait(600)
+
+
+@pytest.mark.parametrize(
+    ("running", "wiped", "text"),
+    [
+        (
+            [200, 201],
+            False,
+            "containers 200, 201 run on with what runs in them; invoke sandbox.down --container stops them",
+        ),
+        ([], False, "no container runs"),
+        ([], True, "no container runs, their files are gone"),
+    ],
+)
+def test_what_is_left_is_told_by_its_numbers(running: list[int], wiped: bool, text: str) -> None:
+    assert sandbox_tasks.left(running, wiped=wiped) == text
 
 
 def test_files_go_only_with_consent(precious: Path) -> None:
