@@ -81,7 +81,7 @@ def operate(
             return result
 
         results = many.over(chosen, act, parallel=not one_at_a_time)
-        return _report(task, chosen, results, as_json=as_json)
+        return _report(task, chosen, results, several=every or len(chosen) > 1, as_json=as_json)
 
     _finish(work, task, as_json=as_json)
 
@@ -160,8 +160,14 @@ def _single(task: str, act: Callable[[], Outcome], *, as_json: bool) -> None:
 
 
 def _report(
-    task: str, boxes: Sequence[Box], results: Iterable[tuple[Box, many.Result]], *, as_json: bool
+    task: str,
+    boxes: Sequence[Box],
+    results: Iterable[tuple[Box, many.Result]],
+    *,
+    several: bool,
+    as_json: bool,
 ) -> int:
+    """`several`: each box answers as one among others, also where --all has found one."""
     codes, documents = [], []
     short = apart = False
     width = max(len(box.label) for box in boxes)
@@ -171,13 +177,13 @@ def _report(
         if isinstance(result, PctrunError):
             documents.append({**head, "error": errors.as_json(result)})
             if not as_json:
-                label = f"{box.name}: " if len(boxes) > 1 else ""
+                label = f"{box.name}: " if several else ""
                 print(f"{label}{errors.describe(result)}", file=sys.stderr)
             continue
         documents.append({**head, **result.document})
         if as_json or not result.text:
             continue
-        shown = many.text(box, result, width) if len(boxes) > 1 else result.text
+        shown = many.text(box, result, width) if several else result.text
         block = "\n" in shown and not shown.rpartition("\n")[2].startswith(box.label)
         with _reader_may_leave():  # the boxes after this one are seen through all the same
             if apart or (len(documents) > 1 and block):
@@ -186,7 +192,7 @@ def _report(
         short, apart = short or bool(result.line), block
     code = errors.worst(codes) if len(codes) > 1 else codes[0]
     with _reader_may_leave():
-        if short and len(boxes) > 1:
+        if short and several:
             print(f"next  invoke {task} --box NAME shows the whole")
         if as_json:
             whole = {"schema": SCHEMA, "task": task, "exit_code": code, "boxes": documents}

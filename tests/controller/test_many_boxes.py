@@ -90,6 +90,17 @@ def test_status_of_all_is_a_line_each_and_the_worst_code(start: Callable[..., su
     assert last == "next  invoke status --box NAME shows the whole"
 
 
+def test_all_of_an_inventory_of_one_box_is_a_line_too(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text("default: gone\nboxes:\n  gone: {host: 127.0.0.1, port: 1, vmid: 200, recipe: r}\n")
+    environment = {**os.environ, "PCTRUN_INVENTORY": str(path), "PCTRUN_STATE": str(tmp_path)}
+    command = [sys.executable, "-m", "invoke", "status", "--all"]
+    done = subprocess.run(command, env=environment, cwd=PROJECT, text=True, capture_output=True, timeout=300)
+    line, last = done.stdout.splitlines()
+    assert done.returncode == 7 and line.startswith("gone/200  UNREACHABLE  nothing is known about the run: ")
+    assert last == "next  invoke status --box NAME shows the whole"
+
+
 def test_json_of_several_keeps_the_schema_and_the_order(start: Callable[..., subprocess.Popen[str]]) -> None:
     out, _ = start("status", "--box", "second", "--box", "gone", "--box", "one", "--json").communicate(
         timeout=300
@@ -198,7 +209,7 @@ def test_the_screen_of_several(
         found = verdict.judge(told["snapshot"], **known)
         line = render.among_others(box.label, found, told["snapshot"])
         results.append((box, Outcome({}, "a screen\nof two lines", found.exit_code, found.word, line)))
-    code = cli._report("status", [box for box, _ in results], results, as_json=False)
+    code = cli._report("status", [box for box, _ in results], results, several=True, as_json=False)
     assert code == 4
     lines = ["stopped r-0001 at step 40", "started r-0002 from r-0001 step 40"]
     short = [(box, Outcome({}, "\n".join(lines))) for box in boxes("berlin", "oslo")]
@@ -208,5 +219,5 @@ def test_the_screen_of_several(
     ]
     for task, told in (("restart", short), ("runs", table)):
         print(f"-- {task}")
-        assert cli._report(task, [box for box, _ in told], told, as_json=False) == 0
+        assert cli._report(task, [box for box, _ in told], told, several=True, as_json=False) == 0
     golden("screens/many-boxes.txt", capsys.readouterr().out.rstrip("\n"))
