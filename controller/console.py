@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from controller import words
+from controller.errors import Declined, Usage
 
 _lock = threading.Lock()
 _REDRAW_S, _PLAIN_S = 0.2, 10.0
@@ -69,12 +70,19 @@ class Console:
             self.progress(f"sent {words.size(count)} of {words.size(total)}")
         self.clear()
 
-    def confirmed(self, question: str) -> bool:
-        """Whether a person at a terminal says yes; False where there is none to ask."""
+    def confirm(self, question: str, kept: str) -> None:
+        """Come back when a person at a terminal says yes; `kept` is so without: "nothing was removed".
+
+        Raises Declined for any other answer, Usage where nobody can be asked.
+        """
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            return False
+            raise Usage(f"{kept}: nobody is here to answer '{question}'", "--yes answers it")
         self._write(f"{self._wipe()}{self.prefix}{question} [y/N] ")
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+        answer = sys.stdin.readline()
+        if not answer.endswith("\n"):
+            self._write("\n")  # Ctrl-D leaves the cursor behind the question
+        if answer.strip().lower() not in ("y", "yes"):
+            raise Declined(kept)
 
     def clear(self) -> None:
         """Take the progress line away."""

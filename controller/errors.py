@@ -3,6 +3,7 @@
 PctrunError                 1  anything expected that has no better word
 ├── Usage                   1  an option, argument or state in which the request makes no sense
 │   └── InventoryError      1  inventory.yaml cannot be read as it stands
+├── Declined                1  a person was asked, and said no
 ├── ProtocolError           1  the other side does not speak our frames
 ├── AgentFailed             1  the agent broke; what it did is unknown
 ├── RunDied                 4  the trainer ended before it wrote its first state
@@ -56,6 +57,10 @@ class Usage(PctrunError):
 
 class InventoryError(Usage):
     kind = "inventory"
+
+
+class Declined(PctrunError):
+    kind = "declined"
 
 
 class ProtocolError(PctrunError):
@@ -117,6 +122,8 @@ class Detached(PctrunError):
     kind = "detached"
 
 
+_AS_WISHED = (Declined, Detached)  # no fault of anything: told calmly, though not everything was done
+
 # Time does not mend them, and a host that counts failed logins would lock us out: nothing tries these again.
 FINAL = (HostKeyRefused, LoginRefused)
 
@@ -160,7 +167,7 @@ def from_agent(error: Mapping[str, Any]) -> PctrunError:
 
 def describe(error: PctrunError) -> str:
     """What a person reads on stderr: the line, its evidence, the mend."""
-    lines = [f"{'note' if isinstance(error, Detached) else 'error'}: {error.message}"]
+    lines = [f"{'note' if isinstance(error, _AS_WISHED) else 'error'}: {error.message}"]
     lines += [f"  | {line}" for line in error.evidence]
     if error.hint:
         lines.append(f"hint: {error.hint}")

@@ -9,7 +9,6 @@ from typing import Any
 from controller import words
 from controller.call import call
 from controller.console import Console
-from controller.errors import Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
@@ -46,7 +45,7 @@ def plan(kind: Pruning, keep: int) -> Plan:
 
 
 def run(kind: Pruning, box: Box, console: Console, *, keep: int, yes: bool) -> Outcome:
-    """Raises Usage when nobody was there to say yes."""
+    """Raises Declined when the answer is no, Usage when nobody was there to give one."""
     seen = call(box, kind.verb, kind.args(keep, []))
     doomed: list[Json] = seen["doomed"]
     document = {"removed": [], "freed_bytes": 0, "doomed": doomed, "kept": seen["kept"]}
@@ -55,9 +54,9 @@ def run(kind: Pruning, box: Box, console: Console, *, keep: int, yes: bool) -> O
     for each in doomed:
         console.note(f"  {kind.line(each)}")
     what = words.plural(len(doomed), kind.noun)
-    question = f"remove {what} of {box.label}, {words.size(seen['freed_bytes'])}?"
-    if not yes and not console.confirmed(question):
-        raise Usage("nothing was removed: nobody said yes", "y and Enter, or --yes where nobody can be asked")
+    if not yes:
+        size = words.size(seen["freed_bytes"])
+        console.confirm(f"remove {what} of {box.label}, {size}?", "nothing was removed")
     chosen = [each["id"] for each in doomed]
     done = call(box, kind.verb, kind.args(keep, chosen), on_note=console.agent_note)
     console.clear()

@@ -17,7 +17,7 @@ def plan(box: Box, *, keep: int, yes: bool = False) -> Plan:
 def run(box: Box, console: Console, *, keep: int, yes: bool = False) -> Outcome:
     """Never a live or pinned run, nor one whose checkpoint a kept run resumes. Their records stay here.
 
-    Raises Usage when nobody was there to say yes.
+    Raises Declined when the answer is no, Usage when nobody was there to give one.
     """
     return pruning.run(RUNS, box, console, keep=keep, yes=yes)
 

@@ -57,11 +57,11 @@ def up(console: Console, *, realistic: bool | None, python: str, engine: str) ->
 
 
 def down(console: Console, *, container: bool, wipe: bool, yes: bool) -> Outcome:
-    """Raises Usage when files were to go and nobody was there to say yes; then nothing is stopped either."""
+    """Raises Declined or Usage when files were to go and nobody said yes; then nothing is stopped either."""
     folder = embedded.folder()
     question = f"delete all that the containers in {folder} hold, runs included (models stay)?"
-    if wipe and not yes and (folder / "ct").exists() and not console.confirmed(question):
-        raise Usage("nothing was deleted: nobody said yes", "y and Enter, or --yes where nobody can be asked")
+    if wipe and not yes and (folder / "ct").exists():
+        console.confirm(question, "nothing was deleted")
     was_up = embedded.down(container=container or wipe, keep_data=not wipe)
     text = "down" if was_up else "was down already"
     running = embedded.running()

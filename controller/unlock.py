@@ -24,7 +24,7 @@ def plan(box: Box, *, yes: bool = False) -> Plan:
 
 
 def run(box: Box, console: Console, *, yes: bool = False) -> Outcome:
-    """Raises Usage when nobody was there to say yes. A run in the container is not touched."""
+    """Raises Declined when the answer is no, Usage when nobody was there to give one. No run is touched."""
     seen = call(box, "unlock", {})
     if seen["outcome"] == "free":
         return Outcome(seen, "free: nobody holds this box")
@@ -38,7 +38,7 @@ def run(box: Box, console: Console, *, yes: bool = False) -> Outcome:
         raise Usage(
             f"nothing was done: {said}, but not by which process", "make room on its disk, then again"
         )
-    if not yes and not console.confirmed(f"{said}: end that?"):
-        raise Usage(f"nothing was done: {said}", "--yes ends it")
+    if not yes:
+        console.confirm(f"{said}: end that?", "nothing was done")
     done = call(box, "unlock", {"pid": owner.get("pid"), "since": since})
     return Outcome(done, f"{done['outcome']}: {said}; invoke status shows what it left")

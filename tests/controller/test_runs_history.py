@@ -297,15 +297,12 @@ def test_a_pruned_run_is_asked_for_first_and_remembered_after(
     past: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs.run(past, Console())
-    with pytest.raises(Usage, match="nobody said yes"):
+    with pytest.raises(Usage, match="nothing was removed: nobody is here to answer 'remove 1 run of "):
         runs_prune.run(past, Console(), keep=1)
     assert runs_pin.run(past, Console(), run_id="r-7601", reason="why").text == "r-7601 is pinned"
     assert "r-7601 (pinned)" in runs_prune.run(past, Console(), keep=1).text
     runs_pin.run(past, Console(), run_id="r-7601", off=True)
-    monkeypatch.setattr(
-        Console, "confirmed", lambda self, question: "remove 1 run of sandbox/200" in question
-    )
-    done = runs_prune.run(past, Console(), keep=1)
+    done = runs_prune.run(past, Console(), keep=1, yes=True)
     assert done.document["removed"] == ["r-7601"]
     assert done.text.startswith("removed 1 run, ")
     assert runs_show.run(past, Console(), run_id="r-7601").document["id"] == "r-7601"

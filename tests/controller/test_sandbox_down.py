@@ -47,8 +47,8 @@ def down(*more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def down_at_a_terminal(answer: str) -> int:
-    """`--wipe`, and what a person types when asked."""
+def down_at_a_terminal(answer: bytes) -> tuple[int, str]:
+    """`--wipe`, and what a person types when asked: the exit code and what was said then."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "invoke", "sandbox.down", "--wipe"]
     with subprocess.Popen(command, cwd=PROJECT, stdin=follower, stdout=follower, stderr=follower) as process:
@@ -56,14 +56,14 @@ def down_at_a_terminal(answer: str) -> int:
         said = b""
         while b"[y/N]" not in said:
             said += os.read(leader, 4096)
-        os.write(leader, f"{answer}\n".encode())
+        os.write(leader, answer)
         try:
-            while os.read(leader, 4096):
-                pass
+            while more := os.read(leader, 4096):
+                said += more
         except OSError:  # Linux's end of a terminal whose programs are gone
             pass
         os.close(leader)
-        return process.wait(600)
+        return process.wait(600), said.decode().partition("[y/N]")[2]
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,14 @@ def test_what_is_left_is_told_by_its_numbers(running: list[int], wiped: bool, te
 def test_files_go_only_with_consent(precious: Path) -> None:
     refused = down("--wipe")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.startswith(
-        "error: nothing was deleted: nobody said yes\nhint: y and Enter, or --yes"
-    )
-    assert down_at_a_terminal("n") == 1
+    assert refused.stderr.startswith("error: nothing was deleted: nobody is here to answer 'delete all ")
+    assert refused.stderr.endswith("(models stay)?'\nhint: --yes answers it\n")
+    for no in (b"n\n", b"\n", b"\x04"):  # \x04: Ctrl-D
+        code, said = down_at_a_terminal(no)
+        assert code == 1 and said.endswith("\r\nnote: nothing was deleted\r\n"), said
+        assert "error" not in said and "hint" not in said
     assert precious.exists() and sandbox.is_up(), "what was not agreed to has begun"
-    assert down_at_a_terminal("y") == 0
+    assert down_at_a_terminal(b"y\n")[0] == 0
     assert not precious.exists() and not sandbox.is_up()
     again = down("--wipe")  # there is nothing to ask for
     assert (again.returncode, again.stdout.partition(":")[0]) == (0, "was down already"), again.stderr

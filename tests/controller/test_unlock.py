@@ -40,7 +40,8 @@ def test_the_holder_is_named_and_ended_only_with_consent(box: Box) -> None:
             told = unlock.run(box, Console()).text
         except Usage as refused:
             told = f"{refused.message}; {refused.hint}"
-    assert told == "nothing was done: bob@attic holds sandbox/200 for 2m with restart; --yes ends it"
+    held = "bob@attic holds sandbox/200 for 2m with restart: end that?"
+    assert told == f"nothing was done: nobody is here to answer '{held}'; --yes answers it"
     done = unlock.run(box, Console(), yes=True)
     assert done.text.startswith("broken: bob@attic holds sandbox/200 for 2m with restart; invoke status")
     holder.join(60)
