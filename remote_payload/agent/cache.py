@@ -22,6 +22,7 @@ FOLDERS = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
     "TORCH_EXTENSIONS_DIR": "extensions",
+    "TILELANG_CACHE_DIR": "tilelang",  # FlashQLA's compiler
 }
 # Which variant of a Triton kernel is the fastest is found out anew in every process unless it is written
 # down: a minute for the delta rule's. fla's memo is off because its threads share it without a lock.

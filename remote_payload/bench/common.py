@@ -28,7 +28,7 @@ _KERNEL_GROUPS = (
     ("products", ("gemm", "nvjet", "cutlass", "xmma", "cublas", "_scaled_mm", "splitk")),
     (
         "delta rule",
-        ("chunk_", "fwd_prepare_wy", "fwd_recompute", "recompute_w_u", "merge_16x16", "solve_tril"),
+        ("chunk_", "fwd_prepare_wy", "fwd_recompute", "recompute_w_u", "merge_16x16", "_solve", "solve_"),
     ),
     ("convolution", ("conv1d",)),
     ("copies", ("memcpy", "memset", "copy_kernel", "CatArrayBatched", "direct_copy", "fill")),

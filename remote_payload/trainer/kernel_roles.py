@@ -5,6 +5,7 @@ Nothing fast is imported before it is tried: a package that is not installed is 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from trainer import packed_ops
 from trainer.errors import Refusal
 from trainer.installing import install_line
-from trainer.packing import Layout
+from trainer.packing import CHUNK, Layout
 from trainer.target_islands import causal_convolution
 from trainer.target_layers import is_lean_config
 
@@ -110,12 +111,26 @@ def _recurrence(config: Any) -> Role:
 
         return packed_ops.fla_recurrence, chunk_gated_delta_rule
 
+    def load_qla() -> tuple[Call, Callable[..., Any]]:
+        from flash_qla import chunk_gated_delta_rule
+
+        # Rows of few documents run on narrower tiles, and nvcc takes 20 s for each width: a run must not meet
+        # the first row of a kind on its way.
+        zeros = functools.partial(torch.zeros, dtype=torch.bfloat16, device=torch.device("cuda"))
+        processors = torch.cuda.get_device_properties().multi_processor_count
+        for documents in range(1, processors // value_heads + 2):
+            packed_ops.qla_recurrence(*sample(Layout.of([CHUNK] * documents, torch.device("cuda")), zeros))
+        return packed_ops.qla_recurrence, chunk_gated_delta_rule
+
+    candidates = [Candidate("flash-linear-attention", load)]
+    if size == value_size == 128 and is_lean_config(config):  # transformers' modules call fla by themselves
+        candidates.append(Candidate("flash-qla", load_qla))
     return Role(
         "recurrence",
         packed_ops.document_recurrence,
         packed_ops.document_recurrence,
         torch_chunk_gated_delta_rule,
-        (Candidate("flash-linear-attention", load),),
+        tuple(candidates),
         sample,
         install_line("flash-linear-attention"),
     )

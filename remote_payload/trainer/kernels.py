@@ -33,11 +33,9 @@ from trainer.geometry import resolve
 from trainer.kernel_roles import Call, Role, roles
 from trainer.packing import Layout
 from trainer.topology import place
-from trainer.tuning import compiled_at_once, keep_choices
+from trainer.tuning import compiled_at_once, keep_choices, set_switches
 
-# Read when fla is first imported. Its memo of chunk lists is a deque that all threads iterate without a lock
-# ("deque mutated during iteration"); the engine hands the chunk list in, so nothing is lost without the memo.
-os.environ.setdefault("FLA_DISABLE_TENSOR_CACHE", "1")
+set_switches()
 
 TOKENS, LONGEST = 32_768, 4096  # the row that kernels are tuned on where no recipe names one
 COMPARED_TOKENS = 8192  # of the row that is held against the reference: fills a large GPU in milliseconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -108,6 +109,23 @@ def fla_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, row
         q[None], k[None], v[None], g[None], beta[None],
         cu_seqlens=row.cu_seqlens, chunk_indices=row.chunk_indices,
     )  # fmt: skip
+    return out[0]
+
+
+def qla_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, row: Layout) -> Tensor:
+    """FlashQLA's chunked gated delta rule: bf16 or fp16, heads of 128, Hopper and Blackwell. It shares one
+    memo of chunk lists, four long, among all threads and asks the device for what is not in it; told the
+    borders it does neither. Its split of long documents (`auto_cp`) would ask, too, and gains nothing here.
+    """
+    from flash_qla import chunk_gated_delta_rule
+    from flash_qla.utils.index import prepare_varlen_metadata
+
+    borders = row.cu_seqlens
+    if not hasattr(borders, "_flash_qla_prepared_varlen"):  # once a row; by another name once a layer
+        prepare_varlen_metadata(borders, torch.tensor([0, *itertools.accumulate(row.lengths)]))
+    out, _ = chunk_gated_delta_rule(
+        q[None], k[None], v[None], g[None], beta[None], cu_seqlens=borders, auto_cp=False
+    )
     return out[0]
 
 

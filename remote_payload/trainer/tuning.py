@@ -14,13 +14,26 @@ from pathlib import Path
 from typing import Any
 
 THREADS = 32  # at most; most of a compile runs outside Python's lock or in ptxas
+# fla's memo of chunk lists is a deque that all threads iterate without a lock ("deque mutated during
+# iteration"); the engine hands the chunk list in, so nothing is lost without it. FlashQLA, when installed, is
+# a candidate of its own here: called from within fla it asks the device for what the engine knows. Its
+# compiler, TileLang, tells of each compile on stdout.
+SWITCHES = {"FLA_DISABLE_TENSOR_CACHE": "1", "FLA_FLASH_QLA": "0", "TILELANG_PRINT_ON_COMPILATION": "0"}
+
+
+def set_switches() -> None:
+    """Before anything imports fla or TileLang, which read their environment then."""
+    for name, value in SWITCHES.items():
+        os.environ.setdefault(name, value)
 
 
 def keep_choices() -> None:
     """Keep what Triton and fla find the fastest where no agent has chosen a cache, in one place for all runs:
-    inductor would give each card a folder of its own. Before anything imports fla, which reads it then."""
-    os.environ.setdefault("TRITON_CACHE_DIR", str(Path("~/.triton/cache").expanduser()))
-    for name in ("TRITON_CACHE_AUTOTUNING", "FLA_CACHE_RESULTS", "FLA_DISABLE_TENSOR_CACHE"):
+    inductor would give each card a folder of its own. Before anything imports fla."""
+    set_switches()
+    with contextlib.suppress(RuntimeError):  # no home, and Triton's own place is as good as any
+        os.environ.setdefault("TRITON_CACHE_DIR", str(Path("~/.triton/cache").expanduser()))
+    for name in ("TRITON_CACHE_AUTOTUNING", "FLA_CACHE_RESULTS"):
         os.environ.setdefault(name, "1")
 
 
