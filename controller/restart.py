@@ -38,13 +38,13 @@ def run(box: Box, console: Console, **options: Any) -> Outcome:
         result = call(box, "restart", args, on_note=console.agent_note, private=private)
     except PctrunError as error:
         if "stop" in error.details:  # the old run was stopped all the same: that must not go untold
-            console.note(stopping.text(error.details["stop"]))
+            console.note(_stopped(error.details["stop"]))
         raise
     started = result["start"]
     record, source = started.pop("record", None), started.pop("provenance", None)
     mirror.keep(box, [{"id": started["run"], "record": record, "provenance": source}])
     text = _text(started, attempts.limit({"record": record}))
-    return Outcome(result, f"{stopping.text(result['stop'])}\n{text}")
+    return Outcome(result, "\n".join(filter(None, (_stopped(result["stop"]), text))))
 
 
 def _args(
@@ -107,6 +107,10 @@ def parse_setting(text: str) -> tuple[str, Any]:
             return key.strip(), parsed
         wrong = Usage(f"--set {key}: {value} is a {type(parsed).__name__}, which no recipe takes", wrong.hint)
     raise wrong
+
+
+def _stopped(result: dict[str, Any]) -> str:
+    return "" if stopping.did_nothing(result) else stopping.text(result)
 
 
 def _text(result: dict[str, Any], restarts: int) -> str:

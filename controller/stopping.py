@@ -20,9 +20,13 @@ def args(box: Box, *, run: str = "", reason: str = "") -> dict[str, Any]:
     }
 
 
+def did_nothing(result: dict[str, Any]) -> bool:
+    return bool(result["outcome"] == "nothing-to-stop")
+
+
 def text(result: dict[str, Any]) -> str:
     """What a stop did, in one line and one more for each thing that stayed."""
-    if result["outcome"] == "nothing-to-stop":
+    if did_nothing(result):
         run = result.get("run")  # the one that was named, else the newest: others may be alive
         return f"nothing to stop: {f'{run} is not running' if run else 'there is no run yet'}"
     lines = [f"{result['outcome']} {result['run']}{_at(result)}{_saved(result)}{_took(result)}"]

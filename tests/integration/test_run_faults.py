@@ -108,6 +108,7 @@ def test_abort_loses_nothing_and_a_second_one_has_nothing_to_stop(running) -> No
     assert first["checkpoint"]["step"] == first["step"]
     screen = project.invoke("abort")
     assert "nothing to stop" in screen
+    assert project.invoke("restart").startswith("started ")  # and says only what it did
 
 
 def test_a_second_start_is_refused_and_a_wrong_recipe_is_one_line(deployed) -> None:
