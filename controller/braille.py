@@ -14,15 +14,19 @@ _AXIS = 9  # columns left of the plot
 def stacked(
     panels: Sequence[Panel], *, width: int, height: int, x_name: str, x_text: Callable[[float], str]
 ) -> list[str]:
-    """Panels of `height` rows below each other over one x axis, whose ends `x_text` writes; each line is at
-    most `width` columns.
+    """Panels of `height` rows, more where more lines want a label, below each other over one x axis, whose
+    ends `x_text` writes; each line is at most `width` columns.
     """
     lines = [line for panel in panels for line in panel.lines]
     columns = max(10, width - _AXIS - 2 - max(len(line.label) for line in lines))
     span = _span([x for line in lines for x, _ in line.points])
     left, right = x_text(span[0]), f"{x_text(span[1])} {x_name}"
     foot = " " * _AXIS + "└" + left + right.rjust(columns - len(left))
-    return [row for panel in panels for row in (*_panel(panel, columns, height, span), foot)]
+    return [
+        row
+        for panel in panels
+        for row in (*_panel(panel, columns, max(height, len(panel.lines)), span), foot)
+    ]
 
 
 def _panel(shown: Panel, columns: int, height: int, span: Point) -> list[str]:
@@ -44,10 +48,16 @@ def _panel(shown: Panel, columns: int, height: int, span: Point) -> list[str]:
     marks = {0: high_y, height // 2: (low_y + high_y) / 2, height - 1: low_y}
     rows = [f"{shown.name}{f', {shown.unit}' if shown.unit else ''}"]
     for row, cells in enumerate(grid):
-        mark = f"{marks[row]:.4g}" if row in marks else ""
+        mark = _mark(marks[row]) if row in marks else ""
         drawn = "".join(chr(_BASE + bits) if bits else " " for bits in cells)
         rows.append(f"{mark:>{_AXIS - 1}} ┤{drawn} {ends.get(row, '')}".rstrip())
     return rows
+
+
+def _mark(value: float) -> str:
+    """What fits left of the axis: a rate of five digits is whole, not 1.626e+04."""
+    text = f"{value:.0f}" if abs(value) >= 1e3 else f"{value:.4g}"
+    return text if len(text) < _AXIS else f"{value:.2g}"
 
 
 def _draw(grid: list[list[int]], dots: Sequence[tuple[int, int]]) -> None:
@@ -64,9 +74,7 @@ def _draw(grid: list[list[int]], dots: Sequence[tuple[int, int]]) -> None:
 
 def _free(taken: dict[int, str], row: int, height: int) -> int:
     """The row nearest to `row` that holds no label yet."""
-    return min(
-        (each for each in range(height) if each not in taken), key=lambda each: abs(each - row), default=row
-    )
+    return min((each for each in range(height) if each not in taken), key=lambda each: abs(each - row))
 
 
 def _span(values: Sequence[float]) -> Point:

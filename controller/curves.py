@@ -33,7 +33,7 @@ class Panel:
 
 
 def panels(entries: Sequence[Json], axis: str) -> list[Panel]:
-    """Loss, τ, rate and how busy the threads were, over `axis`: steps, or hours since each run's creation."""
+    """Loss, τ, rate and how busy the threads were, over `axis`: steps, or seconds since each run began."""
     made = [
         Panel("loss", "", tuple(_columns(entries, axis, "loss"))),
         Panel("τ", "tokens a cycle", tuple(_taus(entries, axis))),
@@ -54,7 +54,7 @@ def _columns(entries: Sequence[Json], axis: str, name: str) -> Iterator[Line]:
 def _taus(entries: Sequence[Json], axis: str) -> Iterator[Line]:
     for entry in entries:
         told = entry.get("evaluations") or []
-        xs = [each["step"] if axis == "step" else _hours(entry, each.get("time")) for each in told]
+        xs = [each["step"] if axis == "step" else _seconds(entry, each.get("time")) for each in told]
         points = _points(xs, [each["tau"] for each in told])
         if points:
             yield Line(entry["id"], "", points)
@@ -87,12 +87,12 @@ def _xs(entry: Json, axis: str) -> list[float | None]:
     curves = entry.get("curves") or {}
     if axis == "step":
         return list(curves.get("steps") or [])
-    return [_hours(entry, at) for at in curves.get("times") or []]
+    return [_seconds(entry, at) for at in curves.get("times") or []]
 
 
-def _hours(entry: Json, at: float | None) -> float | None:
+def _seconds(entry: Json, at: float | None) -> float | None:
     created = (entry.get("record") or {}).get("created")
-    return (at - created) / 3600 if at is not None and created is not None else None
+    return at - created if at is not None and created is not None else None
 
 
 def _points(xs: Sequence[float | None], ys: Sequence[float | None]) -> tuple[Point, ...]:

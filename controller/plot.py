@@ -48,12 +48,8 @@ def _drawn(panels: list[curves.Panel], over: str, names: str) -> str:
     if not panels:
         return f"{names or 'no run yet'}: nothing to plot, no step was made"
     width = max(_LEAST, min(_MOST, shutil.get_terminal_size((100, 24)).columns))
-    name, text = ("step", "{:.4g}".format) if over == "step" else ("since the start", _time)
+    name, text = ("step", "{:.0f}".format) if over == "step" else ("since the start", words.duration)
     return "\n".join(braille.stacked(panels, width=width, height=_ROWS, x_name=name, x_text=text))
-
-
-def _time(hours: float) -> str:
-    return words.duration(3600 * hours)
 
 
 def _ids(runs: str) -> list[str]:

@@ -63,6 +63,61 @@ def test_a_picture_is_written(two: None, tmp_path: Path, kind: str) -> None:
     assert out.stat().st_size > 10_000
 
 
+def labels(legend: Any) -> list[str]:
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_no_legend_covers_a_curve() -> None:
+    """Each stands outside of every panel, whatever the curves are."""
+    drawn = figure.drawn([entry(number, 1 + number / 10) for number in range(1, 5)])
+    drawn.canvas.draw()
+    runs, strokes = drawn.legends
+    assert labels(runs) == ["r-0001", "r-0002", "r-0003", "r-0004"]
+    assert labels(strokes) == ["busy: target", "busy: drafter"]
+    for legend in drawn.legends:
+        assert not any(axes.get_legend() for axes in drawn.axes)
+        assert not any(legend.get_window_extent().overlaps(axes.bbox) for axes in drawn.axes)
+    marks = {(line.get_color(), line.get_marker()) for line in runs.get_lines()}
+    assert len({mark for _, mark in marks}) == 4  # not by colour alone
+
+
+@pytest.mark.parametrize(
+    ("lasts_s", "name", "last"),
+    [
+        (45, "seconds", 45),
+        (179, "seconds", 179),
+        (600, "minutes", 10),
+        (9000, "minutes", 150),
+        (36_000, "hours", 10),
+        (864_000, "days", 10),
+    ],
+)
+def test_time_is_in_units_that_suit_the_run(lasts_s: int, name: str, last: float) -> None:
+    run = entry(1, 1.0)
+    run["curves"]["times"] = [1000.0 + lasts_s * (at + 1) / 120 for at in range(120)]
+    run["evaluations"] = []
+    grid = figure.drawn([run]).axes
+    assert grid[-1].get_xlabel() == f"{name} since the run began" and grid[-2].get_xlabel() == "step"
+    assert grid[1].get_lines()[0].get_xdata()[-1] == pytest.approx(last)
+
+
+def test_the_steps_of_a_long_run_and_its_rate_are_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = entry(1, 16.0)
+    run["curves"]["steps"] = [1000 * step + 5 for step in range(1, 121)]
+    monkeypatch.setattr(history, "look", lambda *args, **options: History([run], 5000.0, 1))
+    text = plot.run(LAB, Console(), runs="r-0001").text
+    assert " 120005 step" in text and "   16060 ┤" in text
+    assert {row.index("┤") for row in text.splitlines() if "┤" in row} == {9}
+
+
+def test_every_line_has_its_label_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [entry(number, 1.0) for number in range(1, 8)]  # fourteen lines in the last panel
+    monkeypatch.setattr(history, "look", lambda *args, **options: History(many, 5000.0, 7))
+    text = plot.run(LAB, Console(), runs=",".join(each["id"] for each in many)).text
+    for kind in ("target", "drafter"):
+        assert [run for run in many if f"{run['id']} {kind}" not in text] == []
+
+
 def test_a_rising_line_goes_from_the_lower_left_to_the_upper_right() -> None:
     rising = Panel("up", "", (Line("r-1", "", ((0, 0.0), (10, 10.0))),))
     rows = braille.stacked([rising], width=40, height=5, x_name="step", x_text=str)[1:6]
