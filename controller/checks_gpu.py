@@ -292,7 +292,8 @@ def _kernels(facts: Json) -> Check:
         where = "in the container: " if "-m pip " in mend else ""
         return failed(CODE, "kernels", f"slow: {says}", where + mend)
     shown = ", ".join(dict.fromkeys(f"{line['role']}{_gain(line)}" for line in lines))
-    return ok(CODE, "kernels", f"fast: {shown}; proven in {words.duration(kernels['seconds'])}")
+    unused = "".join(f"; {why}" for why in dict.fromkeys(line["why"] for line in lines) if why)
+    return ok(CODE, "kernels", f"fast: {shown}; proven in {words.duration(kernels['seconds'])}{unused}")
 
 
 def _gain(line: Json) -> str:

@@ -79,4 +79,5 @@ def _text(line: Json) -> str:
     if fast and reference:  # attention's reference may be faster on equal documents, it plans for each length
         times, both = reference / fast, f"{fast:.2f} ms, the reference {reference:.2f}"
         gain = f", {times:.1f} times the reference" if times >= 1 else f", {both}"
-    return f"{line['role']} by {line['function']}{gain}"
+    unused = f"; {line['why']}" if line.get("why") else ""  # installed, and of no use
+    return f"{line['role']} by {line['function']}{gain}{unused}"

@@ -158,6 +158,7 @@ def race(
     reference = _milliseconds(role.reference, part, device)
     chosen, behind, best = role.fallback, role.behind, math.inf
     failed: list[str] = []
+    absent: list[str] = []
     for candidate in role.candidates:
         try:
             call, function = candidate.load()
@@ -169,19 +170,22 @@ def race(
             took = _milliseconds(call, part, device)
         except torch.cuda.OutOfMemoryError:
             raise
+        except ModuleNotFoundError as error:
+            absent.append(f"{candidate.package}: {error.name} is not installed")
+            continue
         except Exception as error:
             failed.append(f"{candidate.package}: {_words(error)}")
             continue
         if took < best:
             chosen, behind, best = None if candidate.built_in else call, function, took
-    nothing_worked = len(failed) == len(role.candidates)
+    nothing_worked = len(absent) + len(failed) == len(role.candidates)
     line = Line(
         role.name,
         _name(behind),
         fast=not nothing_worked,
         milliseconds=round(reference if nothing_worked else best, 3),
         reference_milliseconds=round(reference, 3),
-        why="; ".join(failed) if nothing_worked else "",
+        why="; ".join(absent + failed if nothing_worked else failed),  # installed and of no use is said
         mend=role.mend if nothing_worked else "",
     )
     return line, chosen
@@ -244,8 +248,6 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError):
-        return f"{error.name} is not installed"
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {first}"[:200]
 

@@ -113,6 +113,17 @@ def test_one_package_is_enough_and_one_that_breaks_does_no_harm() -> None:
     line, chosen = run(convolution_role(Candidate("broken", broken), Candidate("good", lambda: (good, good))))
     assert chosen is good
     assert line.fast
+    assert line.why == "broken: RuntimeError: no kernel image is available for execution on the device"
+    assert not KernelReport("cuda:0", (line,), good).state()["slow"]
+
+
+def test_a_package_that_is_not_there_is_no_news_where_another_works() -> None:
+    def absent() -> None:
+        import a_package_that_nobody_has  # noqa: F401
+
+    good = working()
+    line, _ = run(convolution_role(Candidate("absent", absent), Candidate("good", lambda: (good, good))))
+    assert (line.fast, line.why, line.mend) == (True, "", "")
 
 
 def test_a_kernel_that_fails_on_a_whole_row_alone_is_not_taken() -> None:
