@@ -34,7 +34,7 @@ def check(call: Call, python: str, release_dir: str, name: str, overrides: Any, 
         return []
     key = cache.make_key(interpreter.versions(python), gpus, release_dir)
     folder = cache.choose(call.roots, key, False, call.nonce)["dir"]  # the run finds it tuned
-    call.frames.note("proving the target's kernels on the GPU: a minute when they are not tuned yet")
+    call.frames.note("proving the target's kernels on the GPU: two minutes when they are not compiled yet")
     found = prove(python, release_dir, name, overrides, folder, TIMEOUT_S)
     if "no_room" in found:
         call.frames.note(f"the kernels are not proven now, the run will do it: {found['no_room']}")

@@ -71,6 +71,8 @@ def load_targets(
     _check_supported(config, model)
     proofs = []
     for device in devices:
+        if device.type == "cuda":
+            on_progress(f"trying the kernels on {device}: two minutes when nothing is compiled yet")
         proof = prove(config, device, dtype, tokens=tokens, longest=max_document)
         for line in proof.lines:
             on_progress(f"{device}: {line}" if len(devices) > 1 else str(line))
