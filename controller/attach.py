@@ -57,7 +57,7 @@ def run(box: Box, console: Console, *, run_id: str = "", only_print: bool = Fals
 
 
 def _newest(box: Box) -> str:
-    verdict, snapshot = status.look(box, log_lines=1)
+    verdict, snapshot = status.look(box)
     run_ = (snapshot or {}).get("run")
     if snapshot is None:
         failure = Unreachable if verdict.word == "unreachable" else NotRunning

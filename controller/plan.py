@@ -19,7 +19,6 @@ class Step:
     args: dict[str, Any] = field(default_factory=dict)
     stream_bytes: int = 0  # what follows the request on stdin, at most
     maybe: bool = False  # only if an earlier answer asks for it
-    repeats: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,6 @@ class Plan:
         """Round trips in words."""
         least = sum(1 for step in self.steps if step.verb and not step.maybe)
         most = sum(1 for step in self.steps if step.verb)
-        if any(step.repeats for step in self.steps):
-            return "one pct exec a look"
         if not most:
             return "no pct exec"
         return f"{least} pct exec" if least == most else f"{least} to {most} pct exec"
@@ -69,7 +66,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
                 "args": step.args,
                 "stream_bytes": step.stream_bytes,
                 "maybe": step.maybe,
-                "repeats": step.repeats,
             }
             for step in plan.steps
         ],

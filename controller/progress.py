@@ -12,7 +12,7 @@ ETA_AFTER = 3  # steady steps: one or two are no forecast
 
 @dataclass(frozen=True)
 class Progress:
-    """Tokens (real ones) per second, median seconds a step, seconds to the end; None until steady.
+    """Tokens (real ones) per second, median seconds a step, seconds to the last one; None until steady.
 
     `steady_steps` of the last WINDOW neither compiled nor filled the queues, as a run's first step does.
     """
@@ -49,7 +49,7 @@ def of(run: dict[str, Any]) -> Progress:
         steady_steps=len(steady),
         tokens_per_s=sum(line.get("tokens") or 0 for line in steady) / seconds if steady else None,
         step_s=statistics.median(line["step_s"] for line in steady) if steady else None,
-        eta_s=max(0, steps - step) * seconds / len(steady) if len(steady) >= ETA_AFTER and steps else None,
+        eta_s=(steps - step) * seconds / len(steady) if len(steady) >= ETA_AFTER and steps > step else None,
         loss=state["loss"] if state.get("loss") is not None else (losses[-1] if losses else None),
         tau=state["tau"] if state.get("tau") is not None else (taus[-1] if taus else None),
     )

@@ -233,8 +233,8 @@ def _living(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Verdi
 
 
 def _since(run: Json, state: Json) -> float | None:
-    """When it began to be what it is: a checkpoint or an evaluation does not begin a healthy run anew."""
-    if state.get("phase") in ("training", "evaluating", "checkpointing") and state.get("training_since"):
+    """When it began to be what it is: a checkpoint, an evaluation or its end begins no healthy run anew."""
+    if state.get("phase") not in ("starting", "warming-up") and state.get("training_since"):
         return float(state["training_since"])
     return state.get("phase_since") or (run.get("record") or {}).get("created")
 
@@ -311,7 +311,10 @@ def _warm_up(state: Json, now: float) -> str:
 def _going(phase: str, state: Json, pace: progress.Progress) -> str:
     if phase == "training":
         return f"{words.rate(pace.tokens_per_s or 0)}, step {pace.step} of {pace.steps}"
-    return f"{phase} at step {pace.step} of {pace.steps}"
+    detail = _detail(state, "")
+    told = detail and not detail.startswith("step ")  # a checkpoint's own is that of the line
+    leaving = ", its process is leaving" if phase in ("finished", "stopped") else ""
+    return f"{phase}{f' ({detail})' if told else ''} at step {pace.step} of {pace.steps}{leaving}"
 
 
 def _detail(state: Json, otherwise: str) -> str:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from controller import render, status
 from controller.console import Console
-from controller.errors import Usage, WaitTimedOut
+from controller.deadline import Deadline
+from controller.errors import FINAL, NotRunning, Unreachable, Usage, WaitTimedOut
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
-from controller.verdict import EXIT_CODES
+from controller.verdict import EXIT_CODES, Verdict
+from controller.watch_looks import Looks
 
 TERMINAL = frozenset({"finished", "stopped", "crashed", "not-running"})
-FIRST_POLL_S, LAST_POLL_S = 1.0, 10.0  # a poll costs the host 0.6 s of CPU
+EVERY_S, LEAST_S = 2.0, 0.2  # between two looks over one `pct exec`, which cost the host nothing
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 10.0  # a new `pct exec` costs it 0.6 s of CPU
+_ANSWER_S = 60.0  # that one look may take beyond the timeout: a container may be suspended meanwhile
 
 
 def plan(box: Box, *, until: str = "healthy", timeout_s: float = 600.0, run_id: str = "") -> Plan:
     _words(until)
-    text = f"look until the verdict is {until}, at most {timeout_s:g} s"
-    return Plan("wait", (Step(text, "snapshot", status.look_args(run_id), repeats=True),))
+    text = f"look every {EVERY_S:g} s until the verdict is {until}, at most {timeout_s:g} s"
+    return Plan("wait", (Step(text, "watch", _args(run_id, timeout_s)),))
 
 
 def run(
@@ -30,28 +35,81 @@ def run(
 
     Raises WaitTimedOut. An unreachable box is waited for: it may come back.
     """
-    wanted = _words(until)
-    began, pause = time.monotonic(), FIRST_POLL_S
-    while True:
-        verdict, snapshot = status.look(box, run_id, log_lines=8, again=True)
-        line = render.one_line(box.label, verdict, snapshot)
-        waited = time.monotonic() - began
-        if verdict.word in wanted or verdict.word in TERMINAL:
-            console.clear()
-            code = 0 if verdict.word in wanted else verdict.exit_code
-            document = {**verdict.as_json(), "until": until, "waited_s": round(waited, 3)}
+    looks, wait = Looks(box), _Wait(box, console, until, timeout_s)
+    pause = FIRST_RETRY_S
+
+    def show(part: dict[str, Any]) -> None:
+        nonlocal pause
+        pause = FIRST_RETRY_S
+        wait.consider(looks.take(part), looks.seen.snapshot)
+
+    try:
+        while True:
+            deadline = Deadline(total=wait.left_s + _ANSWER_S)
+            try:
+                looks.follow(_args(run_id, wait.left_s), show, deadline=deadline)
+            except (Unreachable, NotRunning) as error:
+                if isinstance(error, FINAL):
+                    raise
+                wait.consider(status.unseen(box, error), None)
+            time.sleep(min(pause, wait.left_s))
+            pause = min(LAST_RETRY_S, pause * 1.3)
+    except _Over as over:
+        return over.outcome
+
+
+class _Over(Exception):
+    """It is over; leaves the open look, which would go on."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
+class _Wait:
+    """What is waited for, and how long it has been."""
+
+    def __init__(self, box: Box, console: Console, until: str, timeout_s: float) -> None:
+        self.box, self.console, self.until, self.timeout_s = box, console, until, timeout_s
+        self.words = _words(until)
+        self._began = time.monotonic()
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.timeout_s - self.waited_s)
+
+    def consider(self, verdict: Verdict, snapshot: dict[str, Any] | None) -> None:
+        """Raises _Over with an answer, WaitTimedOut without one."""
+        line = render.one_line(self.box.label, verdict, snapshot)
+        if verdict.word in self.words or verdict.word in TERMINAL:
+            self.console.clear()
+            code = 0 if verdict.word in self.words else verdict.exit_code
+            document = {**verdict.as_json(), "until": self.until, "waited_s": round(self.waited_s, 3)}
             evidence = "".join(f"\n  | {text}" for text in verdict.evidence[-8:])
-            return Outcome(document, line + evidence, code, verdict.word)
-        if waited >= timeout_s:
-            console.clear()
+            raise _Over(Outcome(document, line + evidence, code, verdict.word))
+        if not self.left_s:
+            self.console.clear()
             raise WaitTimedOut(
-                f"{box.label} is not {until} after {timeout_s:g} s: {line}",
+                f"{self.box.label} is not {self.until} after {self.timeout_s:g} s: {line}",
                 verdict.mend or _onward(verdict.word),
                 evidence=verdict.reasons,
             )
-        console.progress(line)
-        time.sleep(min(pause, max(0.0, timeout_s - waited)))
-        pause = min(LAST_POLL_S, pause * 1.3)
+        self.console.progress(line)
+
+
+def _args(run_id: str, left_s: float) -> dict[str, Any]:
+    """`left_s`: a short wait looks more often, so as not to be late."""
+    return {
+        "run": run_id or None,
+        "interval_s": max(LEAST_S, min(EVERY_S, left_s)),
+        "log_lines": 8,
+        "points": 0,
+        "gpu_deadline_s": status.GPU_DEADLINE_S,
+    }
 
 
 def _onward(word: str) -> str:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from controller import history, render, watch_lost, watch_view
-from controller.call import call
+from controller import render, watch_lost, watch_view
 from controller.console import Console, screen_width
 from controller.errors import FINAL, Unreachable, Usage
 from controller.inventory import Box
 from controller.outcome import Outcome
 from controller.plan import Plan, Step
 from controller.status import GPU_DEADLINE_S
-from controller.verdict import Verdict, judge
-from controller.watch_state import Seen
+from controller.watch_looks import Looks
 
 if TYPE_CHECKING:
     from controller.notify_watch import Teller
@@ -49,47 +47,36 @@ def run(
     """
     _check(every_s)
     teller = _teller(box) if notify else None
-    began, seen, view, cuts = time.monotonic(), Seen(), watch_view.choose(capture), 0
-    verdict, lost, remembered = Verdict("unreachable", "not looked yet"), watch_lost.Lost(view, box.label), 0
+    began, looks, view, cuts = time.monotonic(), Looks(box), watch_view.choose(capture), 0
+    seen, lost = looks.seen, watch_lost.Lost(view, box.label)
 
     def show(part: dict[str, Any]) -> None:
-        nonlocal verdict
         lost.end()
-        seen.take(part)
-        verdict = judge(seen.snapshot, gpus=box.gpus, vmid=box.vmid, own=box.own)
+        verdict = looks.take(part)
         view.show(box.label, verdict, seen)
         if teller:
             teller.take(verdict, seen.snapshot)
 
-    def remember() -> None:
-        """So that a later `status` of a box that is gone knows what this watch saw last, and how long ago."""
-        nonlocal remembered
-        seen_run = (seen.snapshot or {}).get("run")
-        if seen_run and seen.looks > remembered:
-            remembered = seen.looks
-            history.remember(box, seen_run, verdict.word)
-
     failures = 0
     try:
         while True:
-            looks = seen.looks
+            before = seen.looks
             try:
-                result = call(box, "watch", _args(run_id, every_s), on_part=show)
+                result = looks.follow(_args(run_id, every_s), show)
                 break
             except Unreachable as error:
                 lost.end()
                 if not seen.looks or isinstance(error, FINAL):
                     raise
                 cuts += 1
-                remember()
-                failures = 0 if seen.looks > looks else failures + 1
+                failures = 0 if seen.looks > before else failures + 1
                 pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
-                lost.begin(error, verdict.word, seen, pause)
+                lost.begin(error, looks.verdict.word, seen, pause)
                 time.sleep(pause)
     finally:
         lost.end()
         view.close()
-        remember()
+    verdict = looks.verdict
     if teller:
         teller.finish()
     document = {

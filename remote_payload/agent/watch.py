@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 from agent import baseline, gpu, kernel_log, lock, logtimes, metrics, procs, runs, shapes, snapshot, tmux
 from agent.call import Args, Call, Json
@@ -18,10 +18,11 @@ ARGS: Args = {
     "interval_s": (float, 2.0, "seconds between two looks"),
     "log_lines": (int, 60, "lines of the log's end in a whole look"),
     "metrics_lines": (int, 200, "lines of the metrics' end in a whole look"),
-    "points": (int, 240, "rows of the curves over the whole run in a whole look"),
+    "points": (int, 240, "rows of the curves over the whole run in a whole look; 0: neither they nor τ"),
     "gpu_deadline_s": (float, 5.0, "seconds that nvidia-smi gets"),
 }
 LEAST_S = 0.1
+END_S, RECENT_S = 0.5, 60.0  # between two looks at a run that has ended, while what is left of it ends, too
 GPU_EVERY_S = 6.0  # nvidia-smi takes 0.1 s of a core
 SLOW_EVERY_S = 15.0  # disks, checkpoints, who holds a GPU and tmux take 10 ms
 YOUNG_S = 30.0  # between run.json and the first process
@@ -44,18 +45,22 @@ def run(call: Call) -> Json:
         looks += 1
         if ended and not watch.restarting():
             return {"run": watch.run_id, "looks": looks}
-        _sleep(call, max(LEAST_S, call.args["interval_s"]))
+        _sleep(call, max(LEAST_S, call.args["interval_s"]), watch.ending)
 
 
-def _sleep(call: Call, seconds: float) -> None:
-    ends = time.monotonic() + seconds
+def _sleep(call: Call, seconds: float, ending: Callable[[], bool]) -> None:
+    """Until the next look is due; one that sees the end is due as soon as that is there."""
+    began = time.monotonic()
+    over = ending()
     while True:
         if call.frames.gone():
             raise ReaderGone
-        left = ends - time.monotonic()
+        if not over and ending():
+            return
+        left = began + (min(seconds, END_S) if over else seconds) - time.monotonic()
         if left <= 0:
             return
-        time.sleep(min(left, 0.5))
+        time.sleep(min(left, END_S))
 
 
 class _Watch:
@@ -85,6 +90,14 @@ class _Watch:
         if self.metrics.anew:  # another attempt has taken steps back
             return self._whole(newest, marked)
         return {"new": self._new(newest, marked, lines)}, False
+
+    def ending(self) -> bool:
+        """Whether it was written down a moment ago how the run ended; its last processes may still leave."""
+        try:
+            at = os.stat(os.path.join(runs.folder(self.roots, self.run_id or ""), "exit.json")).st_mtime
+        except OSError:
+            return False
+        return abs(time.time() - at) < RECENT_S
 
     def restarting(self) -> bool:
         """Whether a start is under way, whose run would be the one to watch next."""
@@ -119,8 +132,9 @@ class _Watch:
         self.traceback = (whole["run"]["log"] or {}).get("traceback") or []
         self.record = whole["run"]["record"]
         self.no_gpu = whole["gpus"]["status"] == "absent"
-        part["curves"] = metrics.curves(path, args["points"])
-        part["evaluations"] = metrics.evaluations(path)
+        if args["points"]:
+            part["curves"] = metrics.curves(path, args["points"])
+            part["evaluations"] = metrics.evaluations(path)
         return part, self._ended(run_id, marked)
 
     def _new(self, run_id: str, marked: dict[str, list[procs.Proc]], lines: list[bytes]) -> Json:

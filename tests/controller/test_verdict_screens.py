@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from controller import console, progress, render, status, verdict, wait, words
+from controller import console, progress, render, status, verdict, wait, watch_looks, words
 from controller.errors import WaitTimedOut
 from controller.inventory import Box
 
@@ -99,13 +99,38 @@ def test_one_line_says_how_long_it_will_take_while_it_lives() -> None:
         assert "ETA" not in render.one_line("lab/200", judged(case), case["snapshot"])
 
 
-def test_a_wait_that_ran_out_of_time_says_how_long_it_still_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = read("healthy-resumed")
-    monkeypatch.setattr(status, "look", lambda *_, **__: (judged(case), case["snapshot"]))
+def test_a_wait_that_ran_out_of_time_says_how_long_it_still_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    part = {"snapshot": read("healthy-resumed")["snapshot"]}
+    monkeypatch.setenv("PCTRUN_STATE", str(tmp_path))
+    monkeypatch.setattr(watch_looks, "call", lambda *_, on_part, **__: on_part(part))
     lab = Box(name="lab", host="pve1", vmid=200, recipe="smollm2-135m")
     with pytest.raises(WaitTimedOut, match="ETA 1m 04s") as caught:
         wait.run(lab, console.Console(), until="finished", timeout_s=0)
     assert caught.value.hint == "the run goes on: the same command waits on"
+
+
+@pytest.mark.parametrize(
+    ("phase", "detail", "line"),
+    [
+        ("checkpointing", "step 120", "checkpointing at step 120 of 120"),
+        (
+            "checkpointing",
+            "exporting the drafter",
+            "checkpointing (exporting the drafter) at step 120 of 120",
+        ),
+        ("evaluating", "12 held-out documents", "evaluating (12 held-out documents) at step 120 of 120"),
+        ("finished", "", "finished at step 120 of 120, its process is leaving"),
+    ],
+)
+def test_an_end_begins_no_healthy_run_anew_and_has_no_time_to_go(phase: str, detail: str, line: str) -> None:
+    snapshot = read("healthy-resumed")["snapshot"]
+    now, state = snapshot["now"], snapshot["run"]["state"]
+    state |= {"phase": phase, "detail": detail, "phase_since": now, "training_since": now - 180}
+    state |= {"step": 120, "steps": 120}
+    told = render.one_line("lab/200", verdict.judge(snapshot), snapshot)
+    assert told == f"lab/200  HEALTHY for 3m  {line}"
 
 
 def test_every_word_has_a_case_and_an_exit_code() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from controller import sandbox, sparkline, watch, watch_view
+from controller import sandbox, sparkline, wait, watch, watch_view
 from controller.console import Console
-from controller.errors import Unreachable, Usage
+from controller.errors import Unreachable, Usage, WaitTimedOut
 from controller.execution import execute
 from controller.inventory import Box
 from controller.verdict import judge
@@ -216,6 +216,44 @@ def test_a_run_is_watched_to_its_end_in_one_call(
     assert done.document["looks"] > 5
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in said] == ["HEALTHY", "FINISHED"]
+
+
+def test_an_end_is_noticed_at_once_by_a_slow_watch_and_by_a_wait(training: Callable[[int], Box]) -> None:
+    box = training(60)
+    before = calls()
+    done = wait.run(box, Console(), until="finished", run_id=RUN)
+    late = time.time() - done.document["since"]
+    assert (calls() - before, done.exit_code, done.document["verdict"]) == (1, 0, "finished")
+    assert late < 2
+    execute(box, ["rm", f"{FOLDER}/{RUN}/exit.json", f"{FOLDER}/{RUN}/metrics.jsonl"])
+    training(60)
+    done = watch.run(box, Console(), run_id=RUN, every_s=60.0, capture=True)
+    assert (done.document["verdict"], done.document["looks"]) == ("finished", 2)
+    assert time.time() - done.document["since"] < 2
+
+
+def test_a_wait_goes_on_after_a_cut_and_ends_in_time(
+    training: Callable[[int], Box],
+    real_box: Callable[..., Box],
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    training(400)
+    monkeypatch.setattr(wait, "FIRST_RETRY_S", 0.1)
+    take = Seen.take
+
+    def cut_at_the_second(self: Seen, part: dict[str, Any]) -> None:
+        take(self, part)
+        if self.looks == 2:
+            proxy.cut()
+
+    monkeypatch.setattr(Seen, "take", cut_at_the_second)
+    began = time.monotonic()
+    with pytest.raises(WaitTimedOut, match=r"is not finished after 5 s: .*HEALTHY"):
+        wait.run(real_box(port=proxy.port), Console(), until="finished", timeout_s=5, run_id=RUN)
+    assert 5 <= time.monotonic() - began < 9
+    assert proxy.served > 1
 
 
 def test_cuts_are_mended_and_said(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from controller import history, watch, watch_lost, watch_view
+from controller import history, watch, watch_looks, watch_lost, watch_view
 from controller.console import Console
 from controller.errors import Unreachable
 from controller.inventory import Box
@@ -91,7 +91,7 @@ def test_a_box_that_is_gone_is_not_remembered_anew_by_each_attempt(monkeypatch: 
             on_part(part(recorded("healthy")))
         raise Unreachable("gone")
 
-    monkeypatch.setattr(watch, "call", call)
+    monkeypatch.setattr(watch_looks, "call", call)
     monkeypatch.setattr(watch, "RETRY_S", (0.0,))
     monkeypatch.setattr(history, "remember", lambda _, run, word: remembered.append((run["id"], word)))
     with pytest.raises(KeyboardInterrupt):
