@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller import mirror, progress
+from controller import mirror, progress, words
 from controller.call import call
+from controller.console import Console
 from controller.deadline import Deadline
 from controller.errors import NotRunning, Unreachable
 from controller.inventory import Box
@@ -19,6 +20,7 @@ Json = dict[str, Any]
 
 _LOOK = Deadline(total=120.0)
 _SAME_LOOK_S = 5.0
+NEWEST = "newest"  # stands for a run's id
 SMOOTH = 20  # steps over which a loss is averaged: one step's is noise
 
 
@@ -61,7 +63,7 @@ def args(ids: Sequence[str] = (), *, limit: int = 20, detail: bool = False, poin
 def look(
     box: Box, ids: Sequence[str] = (), *, limit: int = 20, detail: bool = False, points: int = 64
 ) -> History:
-    """The named runs, else the newest `limit` (0: all), newest first; what is seen is remembered.
+    """The named runs, each once, else the newest `limit` (0: all), newest first; what is seen is remembered.
 
     A box that cannot be reached is answered from memory, if there is any. Raises NotRunning for a run that
     neither knows, and what kept us from looking. `points`: rows of the curves that `detail` adds.
@@ -71,9 +73,11 @@ def look(
     try:
         answer = call(box, "runs", wishes, deadline=_LOOK)
     except (Unreachable, NotRunning) as error:
-        known = [_recall(run_id, remembered) for run_id in ids] if ids else remembered[: limit or None]
+        newest = remembered[0]["id"] if remembered else NEWEST
+        wanted = dict.fromkeys(newest if each == NEWEST else each for each in ids)
+        known = [_recall(run_id, remembered) for run_id in wanted] if ids else remembered[: limit or None]
         found = [entry for entry in known if entry is not None]
-        if not found or len(found) < len(ids):
+        if not found or len(found) < len(wanted):
             raise
         return History(found, None, len(remembered), error.message)
     mirror.keep(box, answer["runs"])
@@ -81,12 +85,24 @@ def look(
     if not ids:
         return History(list(by_id.values()), answer["now"], answer["total"])
     found = []
-    for run_id in ids:
+    for run_id in dict.fromkeys(answer["newest"] if each == NEWEST else each for each in ids):
         entry = by_id.get(run_id) or _recall(run_id, remembered)
         if entry is None:
-            raise NotRunning(f"there is no run {run_id}", "invoke runs lists them", kind="no-run")
+            raise NotRunning(f"there is no run {run_id or 'yet'}", "invoke runs lists them", kind="no-run")
         found.append(entry)
     return History(found, answer["now"], answer["total"])
+
+
+def tell(found: History, console: Console) -> None:
+    """Say what comes from memory, and why."""
+    if found.why:
+        console.note(f"{found.why}; what follows is from memory")
+        return
+    for entry in found.entries:
+        if entry.get("seen_at"):
+            age = words.age(time.time() - entry["seen_at"])
+            gone = f"{entry['id']} is in the container no more"
+            console.note(f"{gone}: what is said of it is from memory, as it was {age} ago")
 
 
 def _known(remembered: list[Json]) -> list[str]:

@@ -31,8 +31,7 @@ def run(box: Box, console: Console, *, runs: str, out: str = "", over: str = "st
     ids = _ids(runs)
     _check(out, over)
     found = history.look(box, ids, limit=1, detail=True, points=POINTS)
-    if found.why:
-        console.note(f"{found.why}; what follows is from memory")
+    history.tell(found, console)
     told = ("id", "curves", "evaluations")
     document: dict[str, Any] = {"runs": [{key: entry.get(key) for key in told} for entry in found.entries]}
     names = ", ".join(entry["id"] for entry in found.entries)

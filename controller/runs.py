@@ -17,8 +17,22 @@ from controller.plan import Plan, Step
 
 Json = dict[str, Any]
 
-_HEAD = ("", "run", "verdict", "started", "step", "from", "tok/s", "loss", "τ", "recipe", "release", "by")
-_RIGHT = (4, 6, 7, 8)
+_HEAD = (
+    "",
+    "run",
+    "verdict",
+    "seen",
+    "started",
+    "step",
+    "from",
+    "tok/s",
+    "loss",
+    "τ",
+    "recipe",
+    "release",
+    "by",
+)
+_RIGHT = (5, 7, 8, 9)
 _FIRST_TO_GO = ("by", "release", "started", "from", "recipe")  # where a terminal is too narrow for all
 _LOSS = f"loss: mean of each run's last {history.SMOOTH} steps (or all); status has the last one's"
 NONE = "–"
@@ -31,8 +45,7 @@ def plan(box: Box, *, limit: int = 20) -> Plan:
 def run(box: Box, console: Console, *, limit: int = 20) -> Outcome:
     """The table; from memory, and said so, while the box cannot be reached."""
     found = history.look(box, limit=limit)
-    if found.why:
-        console.note(f"{found.why}; what follows is from memory")
+    history.tell(found, console)
     rows = [document(entry, found) for entry in found.entries]
     table = _table(rows, found, table_width())
     return Outcome({"runs": rows, "total": found.total, "from_memory": bool(found.why)}, table)
@@ -87,8 +100,8 @@ def _table(rows: list[Json], found: History, most: int | None = None) -> str:
         return "no run yet: invoke restart"
     lines = [_HEAD, *(_row(each) for each in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
-    resumed = any(each["resume_from"] for each in rows)
-    columns = [each for each, name in enumerate(_HEAD) if resumed or name != "from"]
+    told = {"from": any(each["resume_from"] for each in rows), "seen": any(each["seen_at"] for each in rows)}
+    columns = [each for each, name in enumerate(_HEAD) if told.get(name, True)]
     columns, below = _fitting(columns, lines[1:], widths, most) if most else (columns, [])
     shown: list[str] = []
     for line in lines:
@@ -131,15 +144,14 @@ def _fitting(
 
 
 def _row(each: Json) -> tuple[str, ...]:
-    word = each["verdict"].upper()
-    if each["seen_at"]:
-        word += f" {words.age(time.time() - each['seen_at'])} ago"
+    seen = f"{words.age(time.time() - each['seen_at'])} ago" if each["seen_at"] else ""
     steps = f"{each['step']}/{each['steps']}" if each["steps"] else str(each["step"])
     rate, begin = each["tokens_per_s"], each["resume_from"]
     return (
         "*" if each["pinned"] else "",
         each["id"],
-        word,
+        each["verdict"].upper(),
+        seen,
         clock(each["created"]),
         steps,
         f"{begin['run']}@{begin['step']}" if begin else NONE,

@@ -39,11 +39,10 @@ def plan(box: Box, *, first: str, second: str) -> Plan:
 
 
 def run(box: Box, console: Console, *, first: str, second: str) -> Outcome:
-    if first == second:
-        raise Usage(f"{first} is one run, and a comparison wants two", "invoke runs lists them")
     found = history.look(box, [first, second], detail=True, points=_POINTS)
-    if found.why:
-        console.note(f"{found.why}; what follows is from memory")
+    history.tell(found, console)
+    if len(found.entries) == 1:
+        raise Usage(f"{found.entries[0]['id']} is one run, a comparison wants two", "invoke runs lists them")
     a, b = found.entries
     differs, came = list(differences(a, b)), list(outcomes(a, b, found.now))
     window = runs_window.shared(a, b)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +25,7 @@ def plan(box: Box, *, run_id: str = "") -> Plan:
 
 def run(box: Box, console: Console, *, run_id: str = "") -> Outcome:
     found = history.look(box, [run_id] if run_id else [], limit=1, detail=True)
-    if found.why:
-        console.note(f"{found.why}; what follows is from memory")
+    history.tell(found, console)
     if not found.entries:
         return Outcome({"run": None}, "no run yet: invoke restart")
     [entry] = found.entries
@@ -38,10 +38,12 @@ def run(box: Box, console: Console, *, run_id: str = "") -> Outcome:
 
 def _screen(box: Box, row: Json) -> Iterator[str]:
     record, place = row["record"] or {}, row["provenance"] or {}
-    yield f"{box.label}  {row['id']}  {row['verdict'].upper()}  {row['summary']}"
+    seen = f", seen {words.age(time.time() - row['seen_at'])} ago" if row["seen_at"] else ""
+    yield f"{box.label}  {row['id']}  {row['verdict'].upper()}  {row['summary']}{seen}"
     for reason in row["reasons"]:
         yield from _wrapped("why", reason)
-    took = f", {words.duration(row['seconds'])} in all" if row["seconds"] is not None else ""
+    over = row["verdict"] in ("finished", "stopped", "crashed")
+    took = f", {words.duration(row['seconds'])} {'in all' if over else 'so far'}" if row["seconds"] else ""
     by = runs.operator(row["operator"])
     yield _line("started", f"{runs.clock(row['created'])} UTC by {by}{took}")
     if row["pin"]:
@@ -84,7 +86,7 @@ def _screen(box: Box, row: Json) -> Iterator[str]:
     yield _line("step", f"{row['step']}/{row['steps']}" if row["steps"] else str(row["step"]))
     if row["tokens_per_s"] is not None:
         pace = f"{words.rate(row['tokens_per_s'])}, {words.duration(row['step_s'] or 0)} a step"
-        yield _line("speed", f"{pace}, at its end")
+        yield _line("speed", f"{pace}, {'at its end' if over else 'lately'}")
     if row["loss"] is not None:
         yield _line("loss", _loss(row))
     if row["best_tau"] is not None:

@@ -29,8 +29,8 @@ def runs_show(on: On, run: Any = None) -> None:
 @box_task(
     name="diff",
     positional=("first", "second"),
-    first="run id",
-    second="run id to compare with it",
+    first="run id, or newest",
+    second="run id to compare with it, or newest",
 )
 def runs_diff(on: On, first: Any = None, second: Any = None) -> None:
     """Compare two runs: what differed, what came of it."""

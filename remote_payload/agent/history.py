@@ -11,7 +11,7 @@ from agent.call import Args, Call, Json, Roots
 from agent.files import read_json, tail_objects
 
 ARGS: Args = {
-    "runs": (list, [], "run ids; without them the newest"),
+    "runs": (list, [], "run ids, or `newest`; without them the newest"),
     "limit": (int, 20, "how many of the newest; 0: all"),
     "detail": (bool, False, "with curves over the whole run"),
     "points": (int, 64, "rows of those curves"),
@@ -23,14 +23,17 @@ _LEFT_OUT = ("env", "argv", "schema")  # of run.json: the environment may hold w
 
 
 def run(call: Call) -> Json:
-    """`{now, total, runs[], missing[]}`; a run that is not here is missing, not an error."""
+    """`{now, total, newest, runs[], missing[]}`; a run that is not here is missing, not an error."""
     args, marked = call.args, procs.marked()
     known = runs.known(call.roots, marked)
-    wanted = args["runs"] or (known[: args["limit"]] if args["limit"] else known)
+    newest = known[0] if known else None
+    named = [newest or each if each == "newest" else each for each in args["runs"]]
+    wanted = named or (known[: args["limit"]] if args["limit"] else known)
     here = [each for each in wanted if each in known]
     return {
         "now": time.time(),
         "total": len(known),
+        "newest": newest,
         "runs": [entry(call.roots, each, marked, args) for each in here],
         "missing": [each for each in wanted if each not in known],
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -145,6 +147,7 @@ def test_a_table_loses_nothing_in_silence_to_a_narrow_terminal(width: int) -> No
     names = ("smollm2-135m", "qwen3.6-27b-paper")
     entries = [entry(number) for number in range(9, 3, -1)]
     entries[2]["record"]["resume_from"] = {"run": "r-0006", "step": 120, "path": "/x"}
+    entries[3]["seen_at"] = time.time() - 600
     for number, each in enumerate(entries):
         each["record"] |= {"recipe": names[number % 2], "release": f"9f31c2aa{number}"}
     found = History(entries, NOW, 9)
@@ -263,6 +266,10 @@ def test_what_was_seen_is_remembered_when_the_box_is_gone(
     kept = sorted(path.name for path in (state / "runs" / "sandbox").iterdir())
     assert [name.split("-")[1] for name in kept] == ["7601", "7602"]
     assert "s3cret" not in "".join(path.read_text() for path in (state / "runs" / "sandbox").iterdir())
+    named = runs_diff.run(past, Console(), first="newest", second="r-7601").document
+    assert (named["a"], named["b"]) == ("r-7602", "r-7601")
+    with pytest.raises(Usage, match="r-7602 is one run"):
+        runs_diff.run(past, Console(), first="newest", second="r-7602")
     again = runs.run(past, Console()).document["runs"]
     assert again[0]["source"] == seen[0]["source"]  # it did not travel again
 
@@ -272,9 +279,10 @@ def test_what_was_seen_is_remembered_when_the_box_is_gone(
     with monkeypatch.context() as patch:
         patch.setattr(history, "call", gone)
         late = runs.run(past, Console())
-        assert late.document["from_memory"] and "FINISHED 0s ago" in late.text
+        assert late.document["from_memory"] and re.search(r"FINISHED  \d+s ago  ", late.text)
         assert "what follows is from memory" in capsys.readouterr().err
-        assert runs_diff.run(past, Console(), first="r-7601", second="r-7602").document["a"] == "r-7601"
+        diff = runs_diff.run(past, Console(), first="r-7601", second="newest").document
+        assert (diff["a"], diff["b"]) == ("r-7601", "r-7602")
         with pytest.raises(Unreachable):
             runs_show.run(past, Console(), run_id="r-9999")
 
@@ -294,7 +302,7 @@ def test_a_box_that_went_away_keeps_its_last_known_word(
 
 
 def test_a_pruned_run_is_asked_for_first_and_remembered_after(
-    past: Box, monkeypatch: pytest.MonkeyPatch
+    past: Box, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.run(past, Console())
     with pytest.raises(Usage, match="nothing was removed: nobody is here to answer 'remove 1 run of "):
@@ -305,7 +313,12 @@ def test_a_pruned_run_is_asked_for_first_and_remembered_after(
     done = runs_prune.run(past, Console(), keep=1, yes=True)
     assert done.document["removed"] == ["r-7601"]
     assert done.text.startswith("removed 1 run, ")
-    assert runs_show.run(past, Console(), run_id="r-7601").document["id"] == "r-7601"
+    capsys.readouterr()
+    late = runs_show.run(past, Console(), run_id="r-7601")
+    assert late.document["id"] == "r-7601" and re.search(r", seen \d+s ago\n", late.text)
+    assert "note" not in late.text and capsys.readouterr().err.startswith(
+        "r-7601 is in the container no more: what is said of it is from memory"
+    )
     with pytest.raises(NotRunning):
         runs_show.run(past, Console(), run_id="r-7699")
 

@@ -8,7 +8,6 @@ import pytest
 
 from controller import history, runs_diff, runs_window
 from controller.console import Console
-from controller.errors import Usage
 from controller.history import History
 from controller.inventory import Box
 from controller.runs_window import Span
@@ -83,8 +82,3 @@ def test_what_an_earlier_version_remembered_is_still_compared() -> None:
     span = runs_window.shared(old, new)
     assert span == Span(81, 100)
     assert runs_window.loss(old, span) == pytest.approx(runs_window.loss(new, span))
-
-
-def test_a_run_is_not_compared_with_itself() -> None:
-    with pytest.raises(Usage, match="r-0002 is one run"):
-        runs_diff.run(LAB, Console(), first="r-0002", second="r-0002")
