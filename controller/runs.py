@@ -28,13 +28,15 @@ _HEAD = (
     "tok/s",
     "loss",
     "τ",
+    "set",
     "recipe",
     "release",
     "by",
 )
 _RIGHT = (5, 7, 8, 9)
-_FIRST_TO_GO = ("by", "release", "started", "from", "recipe")  # where a terminal is too narrow for all
+_FIRST_TO_GO = ("by", "release", "started", "from", "set", "recipe")  # where a terminal is too narrow for all
 _LOSS = f"loss: mean of each run's last {history.SMOOTH} steps (or all); status has the last one's"
+_STEPS = "train.steps"  # stands in the column `step`
 NONE = "–"
 
 
@@ -66,6 +68,7 @@ def document(entry: Json, found: History) -> Json:
         "source": place.get("source"),
         "operator": record.get("operator"),
         "resume_from": record.get("resume_from"),
+        "overrides": record.get("overrides") or {},
         "config_hash": record.get("config_hash"),
         "restarted": attempts.restarted(entry),
         "pinned": bool(entry.get("pin")),
@@ -98,9 +101,11 @@ def _table(rows: list[Json], found: History, most: int | None = None) -> str:
     """The runs in `most` characters a line; what does not fit is said once below, or said to be left out."""
     if not rows:
         return "no run yet: invoke restart"
-    lines = [_HEAD, *(_row(each) for each in rows)]
+    changed = _changed([each["overrides"] for each in rows])
+    lines = [_HEAD, *(_row(each, wish) for each, wish in zip(rows, changed, strict=True))]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
     told = {"from": any(each["resume_from"] for each in rows), "seen": any(each["seen_at"] for each in rows)}
+    told["set"] = any(changed)
     columns = [each for each, name in enumerate(_HEAD) if told.get(name, True)]
     columns, below = _fitting(columns, lines[1:], widths, most) if most else (columns, [])
     shown: list[str] = []
@@ -143,7 +148,19 @@ def _fitting(
     return columns, below
 
 
-def _row(each: Json) -> tuple[str, ...]:
+def _changed(overrides: Sequence[Json]) -> list[str]:
+    """Of each run's overrides those in which these runs differ, as `--set` has them; a key by its last name
+    where that says which."""
+    keys = sorted({key for each in overrides for key in each} - {_STEPS})
+    differ = [key for key in keys if any(each.get(key) != overrides[0].get(key) for each in overrides)]
+    last = [key.rpartition(".")[2] for key in differ]
+    names = {key: name if last.count(name) == 1 else key for key, name in zip(differ, last, strict=True)}
+    return [
+        " ".join(f"{name}={each[key]}" for key, name in names.items() if key in each) for each in overrides
+    ]
+
+
+def _row(each: Json, changed: str) -> tuple[str, ...]:
     seen = f"{words.age(time.time() - each['seen_at'])} ago" if each["seen_at"] else ""
     steps = f"{each['step']}/{each['steps']}" if each["steps"] else str(each["step"])
     rate, begin = each["tokens_per_s"], each["resume_from"]
@@ -158,6 +175,7 @@ def _row(each: Json) -> tuple[str, ...]:
         NONE if rate is None else words.rate(rate).removesuffix(" tok/s"),
         number(each["loss"], "{:.3f}"),
         number(each["tau"], "{:.2f}"),
+        changed or NONE,
         str(each["recipe"] or NONE),
         str(each["release"] or NONE)[:8],
         operator(each["operator"]),

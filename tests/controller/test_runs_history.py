@@ -137,8 +137,16 @@ def test_the_table(golden: Callable[[str, str], None]) -> None:
     golden("screens/runs-table-80-columns.txt", runs._table(rows, found, 80))
     rows[1]["recipe"] = "qwen3.6-27b-paper"
     rows[0]["resume_from"] = {"run": "r-0008", "step": 300, "path": "/x"}
+    rows[0]["overrides"] = {"train.steps": 300, "train.lr": 0.001}
     golden("screens/runs-table-of-a-resumed-run.txt", runs._table(rows, found, 100))
     golden("screens/runs-table-60-columns.txt", runs._table(rows, found, 60))
+
+
+def test_the_table_tells_what_was_set_differently() -> None:
+    same, other = {"compile": "off", "train.lr": 0.001}, {"compile": "off", "drafter.layers": 2}
+    assert runs._changed([same, other, same]) == ["lr=0.001", "layers=2", "lr=0.001"]
+    assert runs._changed([same, {**same, "train.steps": 9}]) == ["", ""]  # the steps have a column
+    assert runs._changed([{"a.x": 1, "b.x": 1}, {"a.x": 2, "b.x": 2}]) == ["a.x=1 b.x=1", "a.x=2 b.x=2"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
@@ -149,6 +157,7 @@ def test_a_table_loses_nothing_in_silence_to_a_narrow_terminal(width: int) -> No
     entries[2]["record"]["resume_from"] = {"run": "r-0006", "step": 120, "path": "/x"}
     entries[3]["seen_at"] = time.time() - 600
     for number, each in enumerate(entries):
+        each["record"]["overrides"] = {"train.lr": number / 1000}
         each["record"] |= {"recipe": names[number % 2], "release": f"9f31c2aa{number}"}
     found = History(entries, NOW, 9)
     rows = [runs.document(each, found) for each in found.entries]
