@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from invoke.exceptions import Exit
 
 from controller import errors, inventory, many, plan, project, render, typed
-from controller.console import Console, open_closed_streams
+from controller.console import Console, open_closed_streams, screen_width
 from controller.errors import ConnectionLost, Detached, PctrunError, Usage
 from controller.inventory import Box, Inventory
 from controller.outcome import Outcome
@@ -70,7 +70,7 @@ def operate(
         def act(box: Box, console: Console) -> Outcome:
             if dry:
                 made = operation.plan(box, **options)
-                return Outcome(plan.as_json(made), plan.text(made, box))
+                return Outcome(plan.as_json(made), plan.text(made, box, width=screen_width()))
             try:
                 result: Outcome = operation.run(box, console, **options)
             except ConnectionLost as error:

@@ -30,7 +30,7 @@ def plan(
     capture: bool = False,
 ) -> Plan:
     wish = _Wish(run_id, lines, since, grep)
-    steps = [Step(f"read {wish.text} of the log", "read", wish.args())]
+    steps = [Step(f"read {wish.text}", "read", wish.args())]
     if follow:
         steps.append(Step("follow it from there until the run ends", "read", wish.follow_args(run_id, 0)))
     return Plan("logs", tuple(steps))
@@ -88,16 +88,20 @@ class _Wish:
 
     @property
     def text(self) -> str:
-        what = f"all since {self._since}" if self.since else f"the last {self.lines} lines"
-        shown = what if self.since or self.lines else "all"
-        return f"the lines with '{self.grep}' in {shown}" if self.grep else shown
+        part = self._part_of("the log", whole="all of the log")
+        return f"the lines with '{self.grep}' in {part}" if self.grep else part
 
     def missed(self, run_id: str) -> str:
         """What is told where nothing was found."""
+        log = f"{run_id}'s log"
+        part = self._part_of(log, whole=log) if self.grep or self.since else log
+        return f"nothing matches '{self.grep}' in {part}" if self.grep else f"no line in {part}"
+
+    def _part_of(self, log: str, *, whole: str) -> str:
+        if self.since:
+            return f"{log} since {self._since}"
         last = "line" if self.lines == 1 else f"{self.lines} lines"
-        part = f"the last {last} of " if self.lines and self.grep else ""
-        where = f"{part}{run_id}'s log{f' since {self._since}' if self._since else ''}"
-        return f"nothing matches '{self.grep}' in {where}" if self.grep else f"no line in {where}"
+        return f"the last {last} of {log}" if self.lines else whole
 
     def args(self) -> dict[str, Any]:
         begin: dict[str, Any] = self.since or ({"lines": self.lines} if self.lines else {"offset": 0})

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller import words
+from controller import render, words
 from controller.inventory import Box
+
+_MARGIN = " " * 5
 
 
 @dataclass(frozen=True)
@@ -42,18 +47,28 @@ def planned_python(box: Box) -> str:
     return "(the sandbox's own)" if own else box.python
 
 
-def text(plan: Plan, box: Box) -> str:
-    """The plan for a person."""
+def text(plan: Plan, box: Box, *, width: int = render.WIDTH) -> str:
+    """The plan for a person, in lines of at most `width` where their parts allow it."""
     where = "the embedded sandbox" if box.sandbox else str(box.host)
-    lines = [f"{box.label}  {plan.task} would take {plan.cost} on {where}; nothing was sent"]
+    head = f"{box.label}  {plan.task} would take {plan.cost} on {where}; nothing was sent"
+    lines = textwrap.wrap(head, width, subsequent_indent=_MARGIN)
     for number, step in enumerate(plan.steps, 1):
-        lines.append(f"  {number}  {step.text}{' (only if asked for)' if step.maybe else ''}")
+        what = f"{step.text}{' (only if asked for)' if step.maybe else ''}"
+        lines += textwrap.wrap(what, width, initial_indent=f"  {number}  ", subsequent_indent=_MARGIN)
         if step.verb:
-            request = json.dumps(step.args, sort_keys=True, ensure_ascii=False)
-            lines.append(f"     {step.verb} {request}")
+            shown = [step.verb, *_told(step.args)]
+            lines += [_MARGIN + line for line in render.flowing(shown, "  ", width - len(_MARGIN))]
         if step.stream_bytes:
-            lines.append(f"     + at most {words.size(step.stream_bytes)} on stdin")
+            lines.append(f"{_MARGIN}+ at most {words.size(step.stream_bytes)} on stdin")
     return "\n".join(lines)
+
+
+def _told(args: dict[str, Any]) -> Iterator[str]:
+    """`key=value` of what is asked for; what is left to the agent (null) stands in --json."""
+    for key, value in sorted(args.items()):
+        if value is not None:
+            plain = isinstance(value, str) and value and not re.search(r"[\s\"]", value)
+            yield f"{key}={value if plain else json.dumps(value, sort_keys=True, ensure_ascii=False)}"
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _headline(label: str, verdict: Verdict, snapshot: Json | None) -> str:
 
 def _run_lines(snapshot: Json, run: Json, verdict: Verdict, width: int) -> Iterator[str]:
     now, pace = snapshot["now"], progress.of(run)
-    yield from _rows("run", _flowing(_launch(run), "  ", width))
+    yield from _rows("run", flowing(_launch(run), "  ", width - _INDENT))
     if pace.steps:
         bar = f"{pace.step}/{pace.steps}  {100 * (pace.share or 0):.0f} %"
         yield from _rows("step", [bar])
@@ -111,12 +111,12 @@ def _run_lines(snapshot: Json, run: Json, verdict: Verdict, width: int) -> Itera
         share = causes.against_baseline(run)
         if share is not None:
             parts.append(f"{100 * share:.0f} % of the baseline, {run['baseline']['run']}'s")
-        yield from _rows("rate", _flowing(parts, "   ", width))
+        yield from _rows("rate", flowing(parts, "   ", width - _INDENT))
     elif live:
         yield from _rows("rate", ["ETA after warm-up"])
     flow = (run.get("state") or {}).get("pipeline")
     if flow and live:
-        yield from _rows("split", _flowing(_split(flow), "   ", width))
+        yield from _rows("split", flowing(_split(flow), "   ", width - _INDENT))
     quality = []
     if pace.loss is not None:
         quality.append(f"loss {pace.loss:.3f}")
@@ -304,12 +304,12 @@ def _next_lines(text: str, width: int) -> list[str]:
     return [line for each in _BETWEEN.split(text) for line in _wrapped(each, width)]
 
 
-def _flowing(parts: list[str], between: str, width: int) -> list[str]:
-    """The parts on as many lines as they need, none of them torn."""
+def flowing(parts: list[str], between: str, width: int) -> list[str]:
+    """The parts on as many lines of `width` columns as they need, none of them torn."""
     lines = [parts[0]]
     for part in parts[1:]:
         longer = f"{lines[-1]}{between}{part}"
-        if len(longer) <= width - _INDENT:
+        if len(longer) <= width:
             lines[-1] = longer
         else:
             lines.append(part)

@@ -125,7 +125,10 @@ def test_the_plan_of(
         (tmp_path / "locks" / "tiny.txt").write_text("alpha==1.0\n")
     monkeypatch.setattr(release, "payload_root", lambda: tmp_path)
     operation, box, options = PLANS[name]
-    golden(f"plans/{name}.txt", plan.text(operation.plan(box, **options), box))
+    made = operation.plan(box, **options)
+    golden(f"plans/{name}.txt", plan.text(made, box))
+    narrow = plan.text(made, box, width=80).splitlines()
+    assert all(len(line) <= 80 for line in narrow), "a terminal would tear or cut it"
 
 
 def test_a_plan_is_data_as_well(offline: None) -> None:
