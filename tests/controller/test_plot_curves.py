@@ -70,7 +70,7 @@ def labels(legend: Any) -> list[str]:
 def test_no_legend_covers_a_curve() -> None:
     """Each stands outside of every panel, whatever the curves are."""
     drawn = figure.drawn([entry(number, 1 + number / 10) for number in range(1, 5)])
-    drawn.canvas.draw()
+    drawn.draw_without_rendering()
     runs, strokes = drawn.legends
     assert labels(runs) == ["r-0001", "r-0002", "r-0003", "r-0004"]
     assert labels(strokes) == ["busy: target", "busy: drafter"]
