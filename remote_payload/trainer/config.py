@@ -204,7 +204,16 @@ def recipe_path(recipe: str, release_dir: Path) -> Path:
     return path
 
 
-_LARGEST, _LARGEST_SEED = 2**31 - 1, 2**63 - 1  # positions are int32, random seeds int64
+_LARGEST = 2**31 - 1  # positions are int32
+_LARGEST_OF = {
+    "train.seed": 2**63 - 1,  # int64
+    "drafter.layers": 1000,  # a list as long is made of each
+    "target.taps": 1000,
+    "topology.targets": 256,  # a thread each
+    "topology.drafters": 256,
+    "topology.cpu_threads": 1024,  # beyond the machine's own OpenMP ends the process without a word
+}
+_FP32 = (1e-37, 3e38)  # what products and moments are reckoned in: beyond, a value is 0 or infinite there
 
 
 def load_recipe(recipe: str, release_dir: Path, overrides: object = None) -> Recipe:
@@ -237,18 +246,19 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
         ("topology", topology, ()),
         ("target", recipe.target, ()),
     ):
-        for key, value in dataclasses.asdict(values).items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            largest = _LARGEST_SEED if key == "seed" else _LARGEST
-            if number and isinstance(value, int) and value > largest:
-                yield f"{section}.{key}", f"is too large: {largest:,} is the most"
-            elif number and not math.isfinite(value):
-                yield f"{section}.{key}", f"is {value}: write a finite number"
-            elif number and (value < 0 or (value == 0 and key not in zero_allowed)):
-                yield (
-                    f"{section}.{key}",
-                    f"is {value}: it must be {'0 or more' if key in zero_allowed else 'above 0'}",
-                )
+        for name, value in dataclasses.asdict(values).items():
+            key = f"{section}.{name}"
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            largest = _LARGEST_OF.get(key, _LARGEST)
+            if isinstance(value, int) and value > largest:
+                yield key, f"is too large: {largest:,} is the most"
+            elif not math.isfinite(value):
+                yield key, f"is {value}: write a finite number"
+            elif value < 0 or (value == 0 and name not in zero_allowed):
+                yield key, f"is {value}: it must be {'0 or more' if name in zero_allowed else 'above 0'}"
+            elif isinstance(value, float) and value and not _FP32[0] <= value <= _FP32[1]:
+                yield key, f"is {value}, which 32 bits do not hold: write a number that trains"
     if recipe.compile not in ("auto", "on", "off"):
         yield "compile", f"is {recipe.compile!r}: choose auto, on or off"
     if recipe.target.dtype not in ("auto", "float32", "bfloat16"):
@@ -299,6 +309,9 @@ def _topology_problems(topology: TopologyConfig) -> Iterator[tuple[str, str]]:
     elif topology.split != "auto" and (topology.targets or topology.drafters):
         yield "topology.split", "stands beside topology.targets or topology.drafters: keep one way to say it"
     named, devices = topology.named, topology.devices
+    for side, count in zip(("targets", "drafters"), named or (), strict=False):
+        if count > (most := _LARGEST_OF[f"topology.{side}"]):
+            yield "topology.split", f"names {count:,} {side}: {most} are the most"
     if devices is not None and named is None:
         yield "topology.devices", "needs topology.split: write how many of them are targets, e.g. 5:3"
     elif devices is not None and named is not None and len(devices) % sum(named):

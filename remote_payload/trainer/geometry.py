@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,23 @@ _MASK_TOKEN_IDS = {
     "qwen3_5_moe": 248070,
     "qwen3_5_moe_text": 248070,
 }
+# What is reckoned with here and in work.py: null where a model has no such part.
+_COUNTS = (
+    "hidden_size",
+    "vocab_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +107,8 @@ def is_hybrid(text_config: dict[str, Any]) -> bool:
 def resolve(recipe: Recipe) -> DrafterGeometry:
     """Raises Refusal when the target's configuration cannot carry the recipe."""
     target = target_text_config(recipe.target.model)
+    for name, value in _misshapen(target):
+        raise Refusal(f"{recipe.target.model}/config.json: {name} is {value!r}: fetch the model again")
     try:
         hidden, vocab, depth = target["hidden_size"], target["vocab_size"], target["num_hidden_layers"]
         intermediate = recipe.drafter.intermediate_size or target["intermediate_size"]
@@ -100,6 +120,8 @@ def resolve(recipe: Recipe) -> DrafterGeometry:
     for name, value in zip(sizes, (hidden, vocab, depth, intermediate), strict=True):
         if not isinstance(value, int) or value < 1:
             raise Refusal(f"{recipe.target.model}/config.json: {name} is {value!r}: fetch the model again")
+    if recipe.target.layer_ids is None and recipe.target.taps > depth:
+        raise Refusal(f"target.taps is {recipe.target.taps}: {recipe.target.model} has {depth} layers")
     ids = recipe.target.layer_ids or tap_layer_ids(depth, recipe.target.taps)
     if list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= depth:
         raise Refusal(
@@ -122,11 +144,40 @@ def resolve(recipe: Recipe) -> DrafterGeometry:
         layer_types=types,
         sliding_window=drafter.sliding_window if "sliding_attention" in types else None,
         rope_theta=drafter.rope_theta or _rope_theta(target),
-        rms_norm_eps=target.get("rms_norm_eps", 1e-6),
-        max_position_embeddings=target.get("max_position_embeddings", 32768),
+        rms_norm_eps=target.get("rms_norm_eps") or 1e-6,
+        max_position_embeddings=target.get("max_position_embeddings") or 32768,
         eos_token_id=target.get("eos_token_id"),
         pad_token_id=target.get("pad_token_id"),
     )
+
+
+def _misshapen(target: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(key, value) of what is read of a configuration and is of another kind than any model has it."""
+
+    def whole(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+    def words(value: Any) -> bool:
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+    fits: dict[str, Callable[[Any], bool]] = dict.fromkeys(_COUNTS, whole)
+    fits |= {
+        "layer_types": words,
+        "model_type": lambda value: isinstance(value, str),
+        "pad_token_id": lambda value: isinstance(value, int),  # -1 in some
+        "eos_token_id": lambda value: all(
+            isinstance(each, int) for each in (value if isinstance(value, list) else [value])
+        ),
+        "rms_norm_eps": _positive,
+        "max_position_embeddings": whole,
+    }
+    for name, fit in fits.items():
+        if target.get(name) is not None and not fit(target[name]):
+            yield name, target[name]
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < float("inf")  # NaN is neither
 
 
 def _mask_token_id(recipe: Recipe, target: dict[str, Any]) -> int:
@@ -157,6 +208,6 @@ def _rope_theta(target: dict[str, Any]) -> float:
     parameters = parameters if isinstance(parameters, dict) else {}
     parameters = parameters.get("full_attention") or parameters  # Gemma 3 has one set a layer type
     theta = target.get("rope_theta") or parameters.get("rope_theta") or 10000.0
-    if not isinstance(theta, int | float):
+    if not _positive(theta):
         raise Refusal(f"the target's config.json: rope_theta is {theta!r}: set drafter.rope_theta")
     return float(theta)

@@ -15,10 +15,11 @@ import torch
 from trainer.config import Recipe
 from trainer.errors import Refusal
 from trainer.geometry import DrafterGeometry
+from trainer.weights import free_bytes
 
 GIB = 2**30
 FP32 = 4
-RESERVE = 2 * GIB  # CUDA context, cuBLAS workspaces, fragments
+RESERVE = 2 * GIB  # of a card: CUDA context, cuBLAS workspaces, fragments
 STEP_SLACK = GIB // 4  # row, masks, rotary tables, what the allocator rounds up
 ROWS_AT_A_DRAFTER = 2  # features of the row in work and of the next, already on its way
 
@@ -59,13 +60,13 @@ def step_need(recipe: Recipe, g: DrafterGeometry, dtype: torch.dtype) -> int:
 def check_drafters(
     recipe: Recipe, g: DrafterGeometry, devices: Sequence[torch.device], dtype: torch.dtype
 ) -> dict[str, float]:
-    """GiB that the drafters will take, by device; Refusal with the mend where a card has less free."""
+    """GiB that the drafters will take, by device; Refusal with the mend where one has less free."""
     needed: dict[str, float] = {}
     for device, drafters in Counter(devices).items():
-        total = _total(recipe, g, dtype, drafters)
-        needed[str(device)] = round((total if device.type == "cuda" else total - RESERVE) / GIB, 1)
-        if device.type == "cuda":
-            fit(recipe, g, device, dtype, drafters, torch.cuda.mem_get_info(device)[0])
+        needed[str(device)] = round(_total(recipe, g, device, dtype, drafters) / GIB, 1)
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes(device)
+        if free is not None:
+            fit(recipe, g, device, dtype, drafters, free)
     return needed
 
 
@@ -74,23 +75,25 @@ def fit(
 ) -> None:
     """Refusal if `drafters` of them need more than `free` bytes on `device`: with the smallest change to the
     recipe that makes them fit."""
-    needed = _total(recipe, g, dtype, drafters)
+    needed = _total(recipe, g, device, dtype, drafters)
     if needed <= free:
         return
     parts = drafter_need(recipe, g, dtype)
     largest = ", ".join(f"{name} {parts[name] / GIB:.1f}" for name in sorted(parts, key=parts.get)[:-4:-1])
     raise Refusal(
         f"{device} has {free / GIB:.1f} GiB free, {drafters} drafter(s) need {needed / GIB:.1f} "
-        f"({largest} GiB each): {_mend(recipe, g, dtype, drafters, free)}"
+        f"({largest} GiB each): {_mend(recipe, g, device, dtype, drafters, free)}"
     )
 
 
-def _mend(recipe: Recipe, g: DrafterGeometry, dtype: torch.dtype, drafters: int, free: int) -> str:
+def _mend(
+    recipe: Recipe, g: DrafterGeometry, device: torch.device, dtype: torch.dtype, drafters: int, free: int
+) -> str:
     train = recipe.train
 
     def fits(**changed: object) -> bool:
         other = dataclasses.replace(recipe, train=dataclasses.replace(train, **changed))
-        return _total(other, g, dtype, drafters) <= free
+        return _total(other, g, device, dtype, drafters) <= free
 
     if fits(activation_checkpointing=True):
         return "set train.activation_checkpointing: true"
@@ -99,10 +102,13 @@ def _mend(recipe: Recipe, g: DrafterGeometry, dtype: torch.dtype, drafters: int,
         if fits(activation_checkpointing=True, anchors=anchors):
             return f"set train.activation_checkpointing: true and train.anchors: {anchors}"
         anchors //= 2
-    return "lower data.budget, name fewer drafters a card in topology, or free the card"
+    return f"lower data.budget, name fewer drafters on {device} in topology, or free it"
 
 
-def _total(recipe: Recipe, g: DrafterGeometry, dtype: torch.dtype, drafters: int) -> int:
+def _total(
+    recipe: Recipe, g: DrafterGeometry, device: torch.device, dtype: torch.dtype, drafters: int
+) -> int:
     """Drafters on one card share the frozen embedding and head, and the reserve."""
     parts = drafter_need(recipe, g, dtype)
-    return RESERVE + drafters * sum(parts.values()) - (drafters - 1) * parts["embedding and head"]
+    reserve = RESERVE if device.type == "cuda" else 0
+    return reserve + drafters * sum(parts.values()) - (drafters - 1) * parts["embedding and head"]

@@ -37,8 +37,9 @@ def drafter_flops(g: DrafterGeometry, tokens: int, anchors: int) -> float:
 def rows_ratio(recipe: Recipe, geometry: DrafterGeometry, text_config: dict[str, Any]) -> float:
     """Arithmetic of the target over that of the drafter, for one row. Raises Refusal."""
     budget = recipe.data.budget
+    told = {key: value for key, value in text_config.items() if value}  # null and 0 tell nothing
     try:
-        target = target_flops(text_config, geometry.target_layer_ids[-1], budget)
+        target = target_flops(told, geometry.target_layer_ids[-1], budget)
     except KeyError as error:
         raise Refusal(
             f"{recipe.target.model}/config.json has no {error}, by which topology.split auto goes: "

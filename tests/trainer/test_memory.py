@@ -58,7 +58,7 @@ def test_checkpointing_and_fewer_anchors_need_less():
     [
         (48, "set train.activation_checkpointing: true"),
         (45, "set train.activation_checkpointing: true and train.anchors: "),
-        (30, "lower data.budget, name fewer drafters a card in topology, or free the card"),
+        (30, "lower data.budget, name fewer drafters on cuda:3 in topology, or free it"),
     ],
 )
 def test_a_card_with_too_little_is_refused_with_the_figures_and_the_smallest_mend(free, advice):
@@ -71,7 +71,7 @@ def test_a_card_with_too_little_is_refused_with_the_figures_and_the_smallest_men
 
 
 def test_a_card_with_enough_passes_and_two_drafters_share_the_head():
-    one, two = (memory._total(RECIPE, QWEN_27B, BF16, n) for n in (1, 2))
+    one, two = (memory._total(RECIPE, QWEN_27B, CARD, BF16, n) for n in (1, 2))
     need = memory.drafter_need(RECIPE, QWEN_27B, BF16)
     assert two - one == sum(need.values()) - need["embedding and head"]
     memory.fit(RECIPE, QWEN_27B, CARD, BF16, 2, two)
@@ -94,6 +94,12 @@ def test_resident_tensors_are_those_of_a_real_replica():
         assert need[name] <= sum(t.nbytes for t in tensors) <= need[name] + slack, name
 
 
-def test_on_a_cpu_it_is_told_and_nothing_refused():
-    found = memory.check_drafters(RECIPE, QWEN_27B, [torch.device("cpu")] * 2, torch.float32)
-    assert found["cpu"] > 80
+def test_on_a_cpu_what_no_machine_has_is_refused_and_the_reserve_is_no_part_of_it():
+    small = dataclasses.replace(RECIPE, data=DataConfig("", "", budget=256), train=TrainConfig(1, anchors=8))
+    cpu = torch.device("cpu")
+    assert memory.check_drafters(small, GEOMETRY, [cpu] * 2, torch.float32)["cpu"] < 0.1
+    for most in (DataConfig("", "", budget=2**31 - 1), TrainConfig(steps=1, anchors=2**31 - 1)):
+        key = "data" if isinstance(most, DataConfig) else "train"
+        absurd = dataclasses.replace(RECIPE, **{key: most})
+        with pytest.raises(Refusal, match=r"^cpu has .* GiB free, 1 drafter\(s\) need "):
+            memory.check_drafters(absurd, QWEN_27B, [cpu], torch.float32)

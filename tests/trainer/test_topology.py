@@ -198,7 +198,11 @@ def test_auto_leaves_no_drafter_without_rows(tiny_release, monkeypatch):
 
 def test_auto_refuses_a_target_whose_arithmetic_it_does_not_know(tiny_release, monkeypatch):
     recipe = load_recipe("tiny", tiny_release)
-    other = {**topology.target_text_config(recipe.target.model), "layer_types": ["linear_attention"] * 4}
+    known = topology.target_text_config(recipe.target.model)
+    monkeypatch.setattr(topology, "target_text_config", lambda model: known | {"num_attention_heads": None})
+    with pytest.raises(Refusal, match=r"has no 'num_attention_heads', .*: name the split"):
+        auto_split(recipe, resolve(recipe), 2)
+    other = known | {"layer_types": ["linear_attention"] * 4}
     monkeypatch.setattr(topology, "target_text_config", lambda model: other)
     with pytest.raises(Refusal, match=r"has no 'linear_num_key_heads', .*: name the split"):
         auto_split(recipe, resolve(recipe), 2)
