@@ -135,3 +135,17 @@ def test_threads_on_streams_of_their_own_get_the_same_bits(loaded) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_another_card_has_the_same_bits(loaded) -> None:
+    role, call = loaded
+    *given, row = arguments(role, ODD)
+    wanted = call(*given, row)
+    other = torch.device("cuda:1")
+    with torch.cuda.device(other):
+        found = call(*(t.to(other) for t in given), Layout.of(ODD, other))
+        torch.cuda.synchronize(other)
+    assert found.device == other
+    assert torch.equal(found.cpu(), wanted.cpu())
