@@ -70,17 +70,28 @@ def restart(snapshot: Json, run: Json, own: tuple[str, Json] | None) -> str:
     """The shortest command that goes on with this run: a plain one starts the box's `own` recipe and
     overrides at their newest checkpoint, and `--from` the run's release, which may be older than the current.
     """
-    record, others = run.get("record") or {}, snapshot.get("runs") or []
+    record = run.get("record") or {}
     if own is None:  # what the box says is not known here
         plain = not record.get("overrides")
     else:
         plain = (record.get("recipe"), record.get("overrides") or {}) == own
-    newest = not others or others[0]["id"] == run.get("id")
-    if record.get("id") is None or (plain and newest):
+    if record.get("id") is None or (plain and is_newest(snapshot, run)):
         return RESTART
     current = (snapshot.get("release") or {}).get("current")
     moved = current and record.get("release") not in (None, current)
-    return f"{RESTART} --from {record['id']}{' --release current' if moved else ''}"
+    more = " --release current" * bool(moved) + " --from-scratch" * (not has_saved(run))
+    return f"{RESTART} --from {record['id']}{more}"
+
+
+def is_newest(snapshot: Json, run: Json) -> bool:
+    """Whether this is the run that a command without --run means."""
+    runs = snapshot.get("runs") or []
+    return not runs or bool(runs[0]["id"] == run.get("id"))
+
+
+def has_saved(run: Json) -> bool:
+    """Whether there is a checkpoint to go on from, its own or that of the run before it."""
+    return bool(run.get("checkpoints") or (run.get("record") or {}).get("resume_from"))
 
 
 def _record(run: Json) -> Iterator[Cause]:

@@ -256,22 +256,23 @@ def _quoted(verdict: Verdict, snapshot: Json | None, tail: int) -> list[str]:
 def next_step(verdict: Verdict, snapshot: Json | None) -> str:
     """What to do: the verdict's own mend, else what its word suggests."""
     run = (snapshot or {}).get("run") or {}
-    saved = run.get("checkpoints") or (run.get("record") or {}).get("resume_from")
-    begins = "resumes at the last checkpoint" if saved else "this run has no checkpoint"
-    if saved and (run.get("record") or {}).get("id") is None:
+    run_id = (run.get("record") or {}).get("id")
+    begins = "resumes at the last checkpoint" if causes.has_saved(run) else "this run has no checkpoint"
+    if causes.has_saved(run) and run_id is None:
         begins = "not from this run: its run.json cannot be read"
     restart = f"{verdict.again} ({begins})"
-    fetch = f"invoke fetch {(run.get('record') or {}).get('id') or 'newest'}"
+    fetch = f"invoke fetch {run_id or 'newest'}"
+    logs = "invoke logs" if causes.is_newest(snapshot or {}, run) else f"invoke logs --run {run['id']}"
     return (
         verdict.mend
         or {
             "starting": "invoke wait --until healthy",
             "warming-up": "invoke wait --until healthy",
             "healthy": "invoke logs --follow   |   invoke wait --until finished   |   invoke abort",
-            "degraded": f"invoke logs   |   {verdict.again}",
-            "stalled": f"invoke logs   |   invoke attach   |   {verdict.again}",
-            "crashed": f"invoke logs   |   {restart}",
-            "finished": f"{fetch}   |   invoke logs   |   invoke restart --from-scratch",
+            "degraded": f"{logs}   |   {verdict.again}",
+            "stalled": f"{logs}   |   invoke attach   |   {verdict.again}",
+            "crashed": f"{logs}   |   {restart}",
+            "finished": f"{fetch}   |   {logs}   |   invoke restart --from-scratch",
             "stopped": restart,
             "not-running": "invoke deploy   |   invoke restart",
             "unreachable": "check the host and the way to it; the run may be fine",

@@ -210,7 +210,9 @@ def choose_resume(roots: Roots, resume: str, config_hash: str) -> dict[str, Any]
         point = resume_point(roots, resume)
         if point is None:
             raise Refusal(
-                "usage", f"run {resume} has no checkpoint to go on from", "invoke restart --from-scratch"
+                "usage",
+                f"run {resume} has no checkpoint to go on from",
+                f"invoke restart --from {resume} --from-scratch",
             )
         return point
     for run in _alike(roots, config_hash):

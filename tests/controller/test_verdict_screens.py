@@ -80,6 +80,13 @@ def test_what_to_do_on_the_host_names_the_box_own_container(
     assert "pct set 321 -" in status.look(box)[0].mend
 
 
+def test_the_log_of_an_earlier_run_is_asked_for_by_its_name() -> None:
+    snapshot = read("finished")["snapshot"]
+    for later, command in (("r-0002", "invoke logs "), ("r-0099", "invoke logs --run r-0002 ")):
+        snapshot["runs"] = [{"id": later}]
+        assert command in render.screen("lab/200", verdict.judge(snapshot), snapshot).splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("recipe", "again"), [("smollm2-135m", "invoke restart"), ("r", "invoke restart --from r-0002")]
 )
@@ -299,6 +306,8 @@ def test_a_long_reason_is_wrapped_and_not_cut() -> None:
         ({"later": "r-0099"}, ("smollm2-135m", {}), " --from {id}"),
         ({"later": "r-0099", "release": "0ld"}, None, " --from {id} --release current"),
         ({"release": "0ld"}, None, ""),
+        ({"saved": [], "later": "r-0099"}, None, " --from {id} --from-scratch"),
+        ({"saved": []}, None, ""),
     ],
 )
 def test_the_shortest_command_that_goes_on_with_this_run(
@@ -307,8 +316,9 @@ def test_the_shortest_command_that_goes_on_with_this_run(
     snapshot = read(name)["snapshot"]
     run, changed = snapshot["run"], dict(change)
     later = changed.pop("later", run["id"])
+    run["checkpoints"] = changed.pop("saved", [{"step": 40, "bytes": 9, "at": 1.0}])
     snapshot["runs"] = [{"id": later}]
     run["record"].update(changed)
     screen = render.screen("lab/200", verdict.judge(snapshot, own=own), snapshot)
-    found = re.findall(r"invoke restart((?: --(?:from|release) [\w-]+)*)", screen)
+    found = re.findall(r"invoke restart((?: --(?:from-scratch|(?:from|release) [\w-]+))*)", screen)
     assert found == [command.format(id=run["id"])]
