@@ -274,7 +274,7 @@ def _flow(run: Json, state: Json) -> Iterator[Cause]:
         says = (
             f"the {side} starve: they wait {waits} of the time; {advice} would be {100 * gain:.0f} % faster"
         )
-        yield Cause("side-starves", says, f"invoke restart --set topology.split={advice}")
+        yield Cause("side-starves", says, f"{RESTART} --set topology.split={advice}")
 
 
 def _busy(run: Json, thread: str) -> float | None:

@@ -11,7 +11,7 @@ from controller.causes import Cause
 
 Json = dict[str, Any]
 
-_RESTART = "invoke restart"
+_RESTART = causes.RESTART
 _AGAIN = f"{_RESTART}; if it comes at the same step again, its log belongs to a bug report"
 _NEAR_S = 120.0  # between a driver's message and the end that it caused
 # What an exception or a log says -> kind, what it means, mend. The first match counts.
@@ -20,7 +20,7 @@ _KNOWN = (
         r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|OutOfMemoryError",
         "gpu-memory",
         "a GPU's memory did not suffice",
-        "invoke restart --set train.activation_checkpointing=true (slower steps, less memory), or a smaller "
+        f"{_RESTART} --set train.activation_checkpointing=true (slower steps, less memory), or a smaller "
         "data.budget or train.anchors",
     ),
     (
@@ -66,13 +66,13 @@ _KNOWN = (
         r"lower train\.lr",
         "diverged",
         "the training diverged",
-        "invoke restart --set train.lr=LOWER (it begins anew)",
+        f"{_RESTART} --from-scratch --set train.lr=LOWER",
     ),
     (
         r"fail_on_recompile|fell back to eager",
         "recompiled",
         "something had to be compiled again after the warm-up",
-        "invoke restart --fresh-cache; if it comes again, its log belongs to a bug report",
+        f"{_RESTART} --fresh-cache; if it comes again, its log belongs to a bug report",
     ),
     (
         r"killed by the kernel: out of memory|DefaultCPUAllocator|MemoryError|Cannot allocate memory",

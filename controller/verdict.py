@@ -32,7 +32,7 @@ EXIT_CODES = {
 STALL_FLOOR_S, STALL_CEILING_S, STALL_FACTOR = 60.0, 900.0, 10.0
 UNSENT = "a message did not get out"  # how the reason begins that says so
 LAUNCH_S = 30.0  # between run.json and the first process
-_BARE = re.compile(rf"{RESTART}(?! --(?:set|from))")  # what is set anew begins another training
+_RESTARTS, _SCRATCH = re.compile(rf"{RESTART}(?! --from )"), " --from-scratch"
 _HANG = re.compile(r"no thread has moved for (\d+) s:")
 
 
@@ -92,7 +92,7 @@ def judge(
     found = _judge(snapshot, why, mend, last, container_off, gpus)
     run = (snapshot or {}).get("run")
     again = causes.restart(snapshot, run, own) if snapshot and run else RESTART
-    told = _BARE.sub(again, found.mend)
+    told = _RESTARTS.sub(again, found.mend).replace(_SCRATCH * 2, _SCRATCH)
     return replace(found, mend=told if vmid is None else told.replace(causes.VMID, str(vmid)), again=again)
 
 

@@ -80,6 +80,22 @@ def test_what_to_do_on_the_host_names_the_box_own_container(
     assert "pct set 321 -" in status.look(box)[0].mend
 
 
+@pytest.mark.parametrize(
+    ("name", "saved", "command"),
+    [
+        ("crashed-diverged", True, "invoke restart --from r-0002 --from-scratch --set train.lr=LOWER"),
+        ("crashed-diverged", False, "invoke restart --from r-0002 --from-scratch --set train.lr=LOWER"),
+        ("degraded-side-starves", True, "invoke restart --from r-0002 --set topology.split=7:1"),
+        ("crashed-recompiled", True, "invoke restart --from r-0002 --fresh-cache;"),
+    ],
+)
+def test_what_is_set_anew_is_set_beside_what_the_run_had(name: str, saved: bool, command: str) -> None:
+    snapshot = read(name)["snapshot"]
+    snapshot["run"]["record"]["overrides"] = {"train.steps": 12}
+    snapshot["run"]["checkpoints"] = [{"step": 40, "bytes": 9, "at": 1.0}] * saved
+    assert command in verdict.judge(snapshot).mend
+
+
 def test_the_log_of_an_earlier_run_is_asked_for_by_its_name() -> None:
     snapshot = read("finished")["snapshot"]
     for later, command in (("r-0002", "invoke logs "), ("r-0099", "invoke logs --run r-0002 ")):
