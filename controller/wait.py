@@ -35,7 +35,7 @@ def run(
 
     Raises WaitTimedOut. An unreachable box is waited for: it may come back.
     """
-    looks, wait = Looks(box), _Wait(box, console, until, timeout_s)
+    looks, wait = Looks(box), _Wait(box, console, until, timeout_s, follows=not run_id)
     pause = FIRST_RETRY_S
 
     def show(part: dict[str, Any]) -> None:
@@ -67,11 +67,11 @@ class _Over(Exception):
 
 
 class _Wait:
-    """What is waited for, and how long it has been."""
+    """What is waited for, and how long it has been. `follows`: a run that takes this one's place, too."""
 
-    def __init__(self, box: Box, console: Console, until: str, timeout_s: float) -> None:
+    def __init__(self, box: Box, console: Console, until: str, timeout_s: float, *, follows: bool) -> None:
         self.box, self.console, self.until, self.timeout_s = box, console, until, timeout_s
-        self.words = _words(until)
+        self.words, self._follows = _words(until), follows
         self._began = time.monotonic()
 
     @property
@@ -85,7 +85,7 @@ class _Wait:
     def consider(self, verdict: Verdict, snapshot: dict[str, Any] | None) -> None:
         """Raises _Over with an answer, WaitTimedOut without one."""
         line = render.one_line(self.box.label, verdict, snapshot)
-        if verdict.word in self.words or verdict.word in TERMINAL:
+        if verdict.word in self.words or (verdict.word in TERMINAL and not self._goes_on(snapshot)):
             self.console.clear()
             code = 0 if verdict.word in self.words else verdict.exit_code
             document = {**verdict.as_json(), "until": self.until, "waited_s": round(self.waited_s, 3)}
@@ -99,6 +99,11 @@ class _Wait:
                 evidence=verdict.reasons,
             )
         self.console.progress(line)
+
+    def _goes_on(self, snapshot: dict[str, Any] | None) -> bool:
+        """Whether a start is under way, whose run would be the one to wait for."""
+        lock = (snapshot or {}).get("lock") or {}
+        return self._follows and lock.get("verb") in ("start", "restart")
 
 
 def _args(run_id: str, left_s: float) -> dict[str, Any]:

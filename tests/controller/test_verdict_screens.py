@@ -134,6 +134,23 @@ def test_a_wait_that_ran_out_of_time_says_how_long_it_still_takes(
     assert caught.value.hint == "the run goes on: the same command waits on"
 
 
+@pytest.mark.parametrize(("run_id", "word"), [("", "healthy"), ("r-0002", "stopped")])
+def test_a_wait_for_the_newest_run_outlives_a_restart(
+    run_id: str, word: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stopped, healthy = read("stopped")["snapshot"], read("healthy")["snapshot"]
+    stopped["lock"] = {"operator": {"user": "ana", "host": "desk"}, "verb": "restart", "since": 1.0, "pid": 1}
+
+    def call(*_: Any, on_part: Callable[[dict[str, Any]], None], **__: Any) -> None:
+        on_part({"snapshot": stopped})
+        on_part({"snapshot": healthy})
+
+    monkeypatch.setenv("PCTRUN_STATE", str(tmp_path))
+    monkeypatch.setattr(watch_looks, "call", call)
+    lab = Box(name="lab", host="pve1", vmid=200, recipe="smollm2-135m")
+    assert wait.run(lab, console.Console(), run_id=run_id).word == word
+
+
 @pytest.mark.parametrize(
     ("phase", "detail", "line"),
     [
