@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from trainer import checksums
@@ -19,6 +19,8 @@ from trainer.errors import Refusal, last_line
 from trainer.optimizer import Optimizer
 from trainer.resumable import PROOF, config_of, refuse_another
 from trainer.weights import finite
+
+WEIGHTS, MOMENTS = "model.safetensors", "optimizer.safetensors"
 
 
 class Damaged(Refusal):
@@ -67,10 +69,8 @@ def save(
 def _write(aside: Path, step: int, drafter: Drafter, optimizer: Optimizer, config: dict[str, Any]) -> None:
     aside.mkdir(parents=True)
     weights = {name: p.detach().cpu().contiguous() for name, p in drafter.named_parameters()}
-    save_file(weights, aside / "model.safetensors")
-    save_file(
-        {n: t.cpu().contiguous() for n, t in optimizer.tensors().items()}, aside / "optimizer.safetensors"
-    )
+    save_file(weights, aside / WEIGHTS)
+    save_file({n: t.cpu().contiguous() for n, t in optimizer.tensors().items()}, aside / MOMENTS)
     (aside / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     (aside / PROOF).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
     for path in (*aside.iterdir(), aside):
@@ -127,19 +127,33 @@ def _number(path: Path) -> int:
 def check(path: Path, config: dict[str, Any]) -> int:
     """Steps done in the checkpoint. Raises Damaged for a folder that is not what was written, Refusal for
     one that this run cannot go on from (see resumable.py). One that was not sealed has no hashes: only its
-    headers are looked at, when it is loaded."""
+    headers are looked at."""
     try:
         proof = json.loads((path / PROOF).read_text(encoding="utf-8"))
-        step, wrong = int(proof["step"]), checksums.damage(path, proof.get("files", {}))
+        step = int(proof["step"])
+        if step < 1 or _number(path) not in (step, -1):  # -1: a copy under a name of its own
+            raise ValueError(f"{PROOF} names step {step}")
+        wrong = checksums.damage(path, proof["files"]) if "files" in proof else _cut_short(path)
         saved = config_of(path) if not wrong else {}
-        if step < 1:
-            raise ValueError(f"step {step}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise Damaged(path, f"not whole ({error})") from None
+    except OSError as error:
+        raise Damaged(path, f"not whole ({Path(error.filename or path).name}: {error.strerror})") from None
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise Damaged(path, f"not whole (its record is none: {error})") from None
     if wrong:
         raise Damaged(path, f"damaged ({wrong})")
     refuse_another(path, step, saved, config)
     return step
+
+
+def _cut_short(path: Path) -> str | None:
+    """What is wrong with the first file of tensors whose header does not tell of exactly its bytes."""
+    for name in (WEIGHTS, MOMENTS):
+        try:
+            with safe_open(path / name, "pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            return f"{name}: {last_line(error)}"
+    return None
 
 
 def newest_whole(path: Path, config: dict[str, Any]) -> tuple[Path, int, list[str]]:
@@ -176,11 +190,13 @@ def _before(path: Path) -> Iterator[Path]:
 def load(path: Path, step: int, drafter: Drafter, optimizer: Optimizer) -> None:
     """Restore one replica from a checkpoint that `check` has passed."""
     try:
-        tensors = load_file(path / "model.safetensors")
+        tensors = load_file(path / WEIGHTS)
         drafter.load_state_dict(tensors)
-        optimizer.load(load_file(path / "optimizer.safetensors"), step)
+        optimizer.load(load_file(path / MOMENTS), step)
     except (OSError, SafetensorError, RuntimeError, KeyError) as error:
-        raise Refusal(f"checkpoint {path} is damaged ({last_line(error)}): resume from another") from None
+        reason = last_line(error)
+        reason = reason if len(reason) <= 200 else f"{reason[:200]}…"  # it may name every tensor
+        raise Refusal(f"checkpoint {path} is damaged ({reason}): resume from another") from None
     for name, tensor in tensors.items():
         if not finite(tensor):
             raise Refusal(f"checkpoint {path}: {name} has NaN or infinite values: resume from another")

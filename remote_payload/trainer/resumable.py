@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import sys
 import time
@@ -60,7 +61,15 @@ def _untouched(path: Path) -> dict[str, int] | None:
 
 def config_of(path: Path) -> dict[str, Any]:
     """What `save` was given beside the tensors. Raises OSError, ValueError, TypeError where it is damaged."""
-    return dict(json.loads((path / "config.json").read_text(encoding="utf-8")))
+    found = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError("config.json is no mapping")
+    if not isinstance(found.get("metrics", {}), dict):
+        raise ValueError("config.json: metrics are no mapping")
+    starts = found.get("epoch_starts", [0])
+    if starts[0] != 0 or any(later <= start for start, later in itertools.pairwise(starts)):
+        raise ValueError("config.json: epoch_starts do not rise from row 0")
+    return found
 
 
 def refuse_another(path: Path, step: int, saved: dict[str, Any], config: dict[str, Any]) -> None:

@@ -97,6 +97,47 @@ def test_another_configuration_other_data_and_damage_are_refused_in_one_line(tmp
     assert "\n" not in str(refusal.value)
 
 
+def cut_in_half(name):
+    def cut(folder):
+        (folder / name).write_bytes((folder / name).read_bytes()[: (folder / name).stat().st_size // 2])
+
+    return cut
+
+
+def with_value(name, key, value):
+    def change(folder):
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | {key: value}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("spoil_it", "reason"),
+    [
+        (cut_in_half("model.safetensors"), "damaged (model.safetensors: "),
+        (cut_in_half("optimizer.safetensors"), "damaged (optimizer.safetensors: "),
+        (lambda folder: (folder / "config.json").unlink(), "not whole (config.json: No such file"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json is no mapping"),
+        (with_value("config.json", "epoch_starts", None), "not whole (its record is none: "),
+        (with_value("config.json", "epoch_starts", [0, 5, 5]), "epoch_starts do not rise from row 0"),
+        (with_value("config.json", "metrics", "x"), "metrics are no mapping"),
+        (with_value("complete.json", "step", 3), "complete.json names step 3"),
+        (with_value("complete.json", "files", 3), "not whole (its record is none: "),
+    ],
+)
+def test_a_damaged_checkpoint_without_hashes_is_passed_over_for_the_one_before(
+    tmp_path, make, spoil_it, reason
+):
+    config = CONFIG | {"epoch_starts": [0], "metrics": {}}
+    for step in (2, 4):  # as killed in the second after it was written: nothing is sealed
+        last = checkpoint.save(tmp_path, step, *make(seed=0, steps=1), config, keep=2)
+    assert checkpoint.newest_whole(last, config) == (last, 4, [])
+    spoil_it(last)
+    place, step, (passed_over,) = checkpoint.newest_whole(last, config)
+    assert (place.name, step) == ("step-000002", 2)
+    assert passed_over.startswith("step-000004 is ") and reason in passed_over and "\n" not in passed_over
+
+
 @pytest.mark.parametrize(
     ("override", "refused"),
     [

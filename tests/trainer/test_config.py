@@ -149,6 +149,55 @@ def test_a_mask_token_that_cannot_serve_is_refused(tiny_release):
             resolve(load_recipe("tiny", tiny_release, [override]))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", []),
+        ("layer_types", 3),
+        ("num_attention_heads", "x"),
+        ("num_key_value_heads", [2]),
+        ("vocab_size", True),
+        ("rms_norm_eps", float("nan")),
+        ("rope_theta", -1.0),
+        ("max_position_embeddings", "x"),
+        ("eos_token_id", "x"),
+    ],
+)
+def test_a_targets_configuration_of_another_kind_is_refused_with_its_key(tmp_path, tiny_release, key, value):
+    recipe = load_recipe("tiny", tiny_release)
+    config = json.loads((Path(recipe.target.model) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(Refusal, match=rf"{key} is "):
+        resolve(load_recipe("tiny", tiny_release, {"target.model": str(tmp_path)}))
+
+
+def test_more_taps_than_layers_are_refused_before_they_are_counted_out(tiny_release):
+    with pytest.raises(Refusal, match=r"target\.taps is 1000: .* has 4 layers"):
+        resolve(load_recipe("tiny", tiny_release, {"target.layer_ids": None, "target.taps": 1000}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("train.lr", ".nan", "write a finite number"),
+        ("train.gamma", ".inf", "write a finite number"),
+        ("train.beta2", "1.0", "it is a decay, below 1"),
+        ("train.lr", 10**400, "it must be a number"),
+        ("train.seed", 10**30, "is too large: 9,223,372,036,854,775,807 is the most"),
+        ("drafter.sliding_window", 10**30, "is too large: 2,147,483,647 is the most"),
+        ("train.lr", 1e308, r"is 1e\+308, which 32 bits do not hold"),
+        ("train.gamma", 1e-320, "which 32 bits do not hold"),
+        ("topology.cpu_threads", 100_000, "is too large: 1,024 is the most"),
+        ("topology.drafters", 10**9, "is too large: 256 is the most"),
+        ("topology.split", "999999999:1", "names 999,999,999 targets: 256 are the most"),
+        ("drafter.layers", 10**9, "is too large: 1,000 is the most"),
+    ],
+)
+def test_numbers_that_no_optimizer_takes_are_refused(tiny_release, key, value, complaint):
+    with pytest.raises(Refusal, match=complaint):
+        load_recipe("tiny", tiny_release, {key: value})
+
+
 def test_every_shipped_recipe_loads():
     names = [path.stem for path in (PAYLOAD / "recipes").glob("*.yaml")]
     assert names
