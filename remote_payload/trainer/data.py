@@ -94,7 +94,12 @@ def load_tokenizer(model: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     except Exception as error:  # transformers and tokenizers raise whatever a damaged file leads them into
-        raise Refusal(f"target model {model}: no tokenizer there ({last_line(error)})") from None
+        if not any((Path(model) / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+            raise Refusal(f"target model {model}: no tokenizer.json there: fetch the tokenizer") from None
+        raise Refusal(
+            f"target model {model}: its tokenizer cannot be loaded ({last_line(error)}): fetch config.json "
+            "and the tokenizer's files again"
+        ) from None
     if not tokenizer.chat_template:
         raise Refusal(
             f"target model {model}: its tokenizer has no chat template; add chat_template.jinja there"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from trainer.data import Document, RowOrder, load_corpus, pack
+from trainer.data import Document, RowOrder, load_corpus, load_tokenizer, pack
 from trainer.errors import Refusal
 
 CHAT = [
@@ -28,6 +29,23 @@ def test_a_conversation_of_no_use_is_counted_with_its_reason(tmp_path: Path, tok
     assert [d.key for d in corpus.documents] == ["good"]
     assert corpus.dropped == {"no assistant turn": 1, "holds more than text": 1}
     assert "dropped 1: no assistant turn" in corpus.summary()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("tokenizer.json", None, "no tokenizer.json there: fetch the tokenizer"),
+        ("tokenizer.json", "[", r"its tokenizer cannot be loaded \(Expecting value.*fetch config.json and"),
+        ("tokenizer_config.json", "3", "its tokenizer cannot be loaded"),
+    ],
+)
+def test_a_tokenizer_that_is_not_there_is_told_from_one_that_is_damaged(
+    tmp_path, tiny_target, name, text, complaint
+):
+    folder = Path(shutil.copytree(tiny_target, tmp_path / "model"))
+    (folder / name).unlink() if text is None else (folder / name).write_text(text)
+    with pytest.raises(Refusal, match=complaint):
+        load_tokenizer(str(folder))
 
 
 @pytest.mark.parametrize(
