@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trainer.drafter import Drafter
-from trainer.errors import Refusal
+from trainer.errors import Refusal, last_line
 from trainer.geometry import DrafterGeometry
 
 WEIGHTS = "model.safetensors"
@@ -77,12 +77,12 @@ def export(drafter: Drafter, geometry: DrafterGeometry, out_dir: Path) -> Path:
     out_dir = Path(out_dir)
     incoming = out_dir.with_name(f".{out_dir.name}.incoming")
     shutil.rmtree(incoming, ignore_errors=True)
-    incoming.mkdir(parents=True)
     tensors = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
         for name, tensor in drafter.state_dict().items()
     }
     try:
+        incoming.mkdir(parents=True)
         save_file(tensors, incoming / WEIGHTS, metadata={"format": "pt"})
         (incoming / WEIGHTS).chmod(0o644)
         (incoming / "config.json").write_text(json.dumps(checkpoint_config(geometry), indent=2) + "\n")
@@ -141,8 +141,14 @@ def load_export(folder: Path) -> Drafter:
         raise Refusal(f"{folder}/config.json has no {error}: not a DFlash checkpoint") from None
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise Refusal(f"{folder} cannot be read as a DFlash checkpoint ({error})") from None
-    with torch.device("meta"):
-        drafter = Drafter(geometry)
+    try:
+        if geometry.layers > len(tensors):  # before as many are built
+            raise ValueError(f"num_hidden_layers is {geometry.layers}")
+        with torch.device("meta"):
+            drafter = Drafter(geometry)
+    except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        reason = last_line(error)
+        raise Refusal(f"{folder}/config.json asks for the impossible ({reason}): fetch it again") from None
     wanted = {name: tuple(tensor.shape) for name, tensor in drafter.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if wanted != found:

@@ -220,6 +220,17 @@ def test_an_export_that_fails_leaves_the_earlier_one(drafter, tmp_path):
     assert (tmp_path / "export" / "model.safetensors").read_bytes() == before
 
 
+def test_a_place_that_takes_no_folder_is_refused_in_one_line(drafter, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(Refusal, match=r"export cannot be written .*: free room"):
+        export(drafter, SMALL, tmp_path / "file" / "export")
+
+
+def spoil_config(folder: Path, key: str, value: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+
+
 def spoil_tensor(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors.pop(name, None)
@@ -231,6 +242,9 @@ SPOILED = {
     "empty config": (lambda f: (f / "config.json").write_text("{}"), "has no 'hidden_size'"),
     "broken config": (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
     "broken weights": (lambda f: (f / "model.safetensors").write_bytes(b"short"), "cannot be read"),
+    "no size": (lambda f: spoil_config(f, "hidden_size", "x"), "config.json asks for the impossible"),
+    "less than nothing": (lambda f: spoil_config(f, "intermediate_size", -1), "negative dimension -1"),
+    "no end": (lambda f: spoil_config(f, "num_hidden_layers", 10**30), "num_hidden_layers is 1000"),
     "missing": (lambda f: spoil_tensor(f, "norm.weight", None), "norm.weight is missing"),
     "too many": (lambda f: spoil_tensor(f, "lm_head.weight", torch.zeros(2)), "asks for no such tensor"),
     "wrong shape": (lambda f: spoil_tensor(f, "fc.weight", torch.zeros(48, 96)), "fc.weight is (48, 96)"),
