@@ -74,6 +74,10 @@ def _order(args: argparse.Namespace) -> dict[str, Any]:
     try:
         order = json.loads(path.read_text(encoding="utf-8"))
         wanted = {name: order[name] for name in ("release_dir", "recipe", "overrides", "resume_from")}
+        resume = wanted["resume_from"]
+        words = (wanted["release_dir"], wanted["recipe"], resume["path"] if resume else "")
+        if not all(isinstance(each, str) for each in words):
+            raise TypeError("release_dir, recipe or resume_from.path is no text")
         if args.resume is not None:  # another attempt: from a checkpoint of its own
             wanted["resume_from"] = {"path": args.resume}
         return {
@@ -82,7 +86,7 @@ def _order(args: argparse.Namespace) -> dict[str, Any]:
         }
     except OSError as error:
         raise Refusal(f"{path} cannot be read ({error.strerror}): name a recipe with --recipe") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refusal(f"{path} is not a run's record: {error}") from None
 
 

@@ -198,7 +198,11 @@ def recipe_path(recipe: str, release_dir: Path) -> Path:
         return Path(recipe)
     folder = release_dir / "recipes"
     path = folder / f"{recipe}.yaml"
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except OSError:  # a name that no file can have
+        there = False
+    if not there:
         known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml"))) or "none"
         raise Refusal(f"no recipe {recipe!r} in {folder}; there are: {known}")
     return path

@@ -109,7 +109,7 @@ def parse_overrides(overrides: object) -> dict[str, Any]:
         pairs = {}
         for item in overrides:
             key, equals, value = str(item).partition("=")
-            if not equals:
+            if not equals or not all(key.strip().split(".")):
                 raise Refusal(f"override {item!r}: write key=value, e.g. train.steps=50")
             pairs[key.strip()] = value
     elif isinstance(overrides, dict):
@@ -122,8 +122,8 @@ def parse_overrides(overrides: object) -> dict[str, Any]:
 def _scalar(key: str, text: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
-    except (ValueError, yaml.YAMLError):
-        raise Refusal(f"override {key}={text}: the value is not a YAML scalar") from None
+    except (ValueError, yaml.YAMLError, RecursionError):
+        raise Refusal(f"override {key}={text:.60}: the value is not a YAML scalar") from None
 
 
 def build(cls: type, tree: Tree, defaults: dict[str, Any] | None = None) -> Any:

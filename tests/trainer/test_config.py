@@ -64,15 +64,19 @@ def test_overrides_come_as_a_mapping_or_as_assignments_and_are_checked_alike(tin
         Refusal, match=r"override train\.step=7: unknown key train\.step; did you mean train\.steps"
     ):
         load_recipe("tiny", tiny_release, ["train.step=7"])
-    with pytest.raises(Refusal, match=r"write key=value"):
-        load_recipe("tiny", tiny_release, ["train.steps"])
+    for nonsense in ("train.steps", "=7", "train..steps=7"):
+        with pytest.raises(Refusal, match=r"write key=value"):
+            load_recipe("tiny", tiny_release, [nonsense])
+    with pytest.raises(Refusal, match=r"override train\.steps=\[{60}: the value is not a YAML scalar"):
+        load_recipe("tiny", tiny_release, ["train.steps=" + "[" * 3000])
     with pytest.raises(Refusal, match=r"override trian\.steps=7: unknown key trian; did you mean train\?"):
         load_recipe("tiny", tiny_release, ["trian.steps=7"])
 
 
 def test_a_missing_recipe_names_those_that_are_there(tiny_release):
-    with pytest.raises(Refusal, match=r"no recipe 'huge' .*; there are: tiny"):
-        load_recipe("huge", tiny_release)
+    for name in ("huge", "long" * 1000):  # no file can have the second
+        with pytest.raises(Refusal, match=rf"no recipe '{name}' .*; there are: tiny"):
+            load_recipe(name, tiny_release)
 
 
 @pytest.mark.parametrize(

@@ -372,8 +372,24 @@ def test_verify_judges_a_config_nested_without_end(exported, capsys):
     assert "config.json cannot be read" in capsys.readouterr().out
 
 
-def test_an_order_that_is_no_order_is_refused(tmp_path, capsys):
-    (tmp_path / "run.json").write_text("[]")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "[" * 100_000,
+        *(
+            json.dumps({"release_dir": "", "recipe": "x", "overrides": {}, "resume_from": None} | change)
+            for change in (
+                {"release_dir": 3},
+                {"recipe": None},
+                {"resume_from": {"path": 3}},
+                {"resume_from": "x"},
+            )
+        ),
+    ],
+)
+def test_an_order_that_is_no_order_is_refused(tmp_path, capsys, text):
+    (tmp_path / "run.json").write_text(text)
     assert main(["--run-dir", str(tmp_path)]) == 2
     assert "is not a run's record" in capsys.readouterr().err
 
