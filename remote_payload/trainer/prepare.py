@@ -215,6 +215,17 @@ def _histogram(lengths: np.ndarray) -> list[str]:
     ]
 
 
+def _refuse_place(out: Path, source: Path) -> None:
+    """Raises Refusal where `out` cannot be written: known before hours of work and not after them."""
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise Refusal(f"--out {out}: no such folder; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise Refusal(f"--out {out}: nothing can be written in {folder}; name another")
+    if out.is_dir() or (out.exists() and source.exists() and out.samefile(source)):
+        raise Refusal(f"--out {out}: is a folder, or the conversations themselves; name another")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.prepare", description=(__doc__ or "").splitlines()[0]
@@ -236,8 +247,7 @@ def main(argv: list[str] | None = None) -> int:
             )
         if min(args.workers, args.max_document) < 1:
             raise Refusal("--workers and --max-document must be at least 1")
-        if not args.out.absolute().parent.is_dir():
-            raise Refusal(f"--out {args.out}: no such folder; make it first")
+        _refuse_place(args.out, args.conversations)
         made = prepare(args.conversations, args.model, args.out, args.max_document, args.workers)
     except Refusal as refusal:
         print(f"prepare: refused: {refusal}", file=sys.stderr)

@@ -6,6 +6,7 @@ One safetensors file: `ids` int32 [N] and `mask` uint8 [N] of all documents end 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
@@ -87,7 +88,8 @@ def write(path: Path, prepared: Prepared) -> None:
     except (OSError, SafetensorError) as error:
         raise Refusal(f"{path}: cannot be written ({error})") from None
     finally:
-        incoming.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # gone, or on a file system that is read-only
+            incoming.unlink()
 
 
 def _check_whole(tensors: dict[str, torch.Tensor], keys: Any) -> None:

@@ -178,6 +178,9 @@ def test_a_bad_line_leaves_nothing_behind(model, tmp_path, capsys):
         (["c.jsonl", "--out", "o.bin"], "name it ….safetensors"),
         (["c.jsonl", "--out", "o.safetensors", "--model", "/none"], "target model /none: no such folder"),
         (["c.jsonl", "--out", "none/o.safetensors"], "none/o.safetensors: no such folder"),
+        (["c.jsonl", "--out", "folder.safetensors"], "folder.safetensors: is a folder, or the conversations"),
+        (["c.safetensors", "--out", "c.safetensors"], "c.safetensors: is a folder, or the conversations"),
+        (["c.jsonl", "--out", "/proc/self/o.safetensors"], "nothing can be written in /proc/self"),
         (["c.jsonl", "--out", "o.safetensors", "--max-document", "0"], "must be at least 1"),
         (["empty.jsonl", "--out", "o.safetensors"], "no usable conversation (the file is empty)"),
         (
@@ -191,6 +194,8 @@ def test_refusals_are_one_line(arguments, complaint, model, tmp_path, monkeypatc
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     Path("c.jsonl").write_text(json.dumps({"conversations": chat}))
     Path("empty.jsonl").touch()
+    Path("c.safetensors").hardlink_to("c.jsonl")
+    Path("folder.safetensors").mkdir()
     assert main(["--model", str(model), "--workers", "1", *arguments]) == 2
     assert complaint in capsys.readouterr().err
 
