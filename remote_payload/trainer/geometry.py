@@ -121,7 +121,10 @@ def resolve(recipe: Recipe) -> DrafterGeometry:
         if not isinstance(value, int) or value < 1:
             raise Refusal(f"{recipe.target.model}/config.json: {name} is {value!r}: fetch the model again")
     if recipe.target.layer_ids is None and recipe.target.taps > depth:
-        raise Refusal(f"target.taps is {recipe.target.taps}: {recipe.target.model} has {depth} layers")
+        raise Refusal(
+            f"target.taps is {recipe.target.taps}: {recipe.target.model} has {depth} layers; name fewer, or "
+            "target.layer_ids"
+        )
     ids = recipe.target.layer_ids or tap_layer_ids(depth, recipe.target.taps)
     if list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= depth:
         raise Refusal(
