@@ -24,6 +24,7 @@ from trainer.target_layers import is_lean_config
 
 Call = Callable[..., Tensor]
 Draw = Callable[..., Tensor]
+LAYER_KINDS = {"full_attention", "sliding_attention", "linear_attention"}
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,26 @@ class Role:
     mend: str
 
 
-def roles(config: Any) -> list[Role]:
-    """The roles of a text configuration's layers. Raises Refusal for recurrent ones of another kind."""
+def layer_kinds(config: Any) -> set[str]:
+    """The kinds of a text configuration's layers. Raises Refusal for one whose packing is not known here:
+    its documents would share state in silence."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    odd = sorted(kinds - LAYER_KINDS)
+    if "linear_attention" in kinds and not hasattr(config, "linear_num_key_heads"):
+        odd = ["recurrent"]  # MiniMax's, Mamba's: transformers calls all alike
+    if odd:
+        raise Refusal(
+            f"{type(config).__name__} has {', '.join(odd)} layers, whose packing is not known here: choose a "
+            "target with full, sliding or linear (gated delta) attention"
+        )
+    return kinds
+
+
+def roles(config: Any) -> list[Role]:
+    """The roles of a text configuration's layers. Raises Refusal as `layer_kinds` does."""
+    kinds = layer_kinds(config)
     found = [_attention(config, "sliding_attention" in kinds)]
     if "linear_attention" in kinds:
-        if not hasattr(config, "linear_num_key_heads"):  # MiniMax's, Mamba's: transformers calls all alike
-            raise Refusal(
-                f"{type(config).__name__}: its recurrent layers are no gated delta net, and their packing is "
-                "not known here: choose a target with full, sliding or linear (gated delta) attention"
-            )
         found += [_recurrence(config), _convolution(config)]  # transformers' own modules call fla's, too
     return found
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from trainer import weights
 from trainer.errors import Refusal, last_line
 from trainer.geometry import DrafterGeometry
+from trainer.kernel_roles import layer_kinds
 from trainer.kernels import LONGEST, TOKENS, prove
 from trainer.target import SharedHead, Target, build
 from trainer.weights import Stored
@@ -27,7 +28,6 @@ from trainer.weights import Stored
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a run reads its folder and nothing else
 
 FLOATS = {"BF16", "F16", "F32", "F64"}  # narrower ones are quantised: their scales lie in other tensors
-LAYER_KINDS = {"full_attention", "sliding_attention", "linear_attention"}
 PACKED_DELTA_NET = (5, 9)  # the first transformers whose delta net is told where documents begin
 # What serving engines keep as the checkpoint has it whatever their dtype: rounding it to bf16 would change
 # how fast each head forgets.
@@ -108,15 +108,9 @@ def _configuration(model: str) -> tuple[Any, bool]:
 
 
 def _check_supported(config: Any, model: str) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if other := sorted(kinds - LAYER_KINDS):
-        raise Refusal(
-            f"target model {model} has {', '.join(other)} layers, whose packing is not known here: choose a "
-            "target with full, sliding or linear (gated delta) attention"
-        )
     if getattr(config, "is_encoder_decoder", False):
         raise Refusal(f"target model {model} is an encoder-decoder: a drafter needs a causal language model")
-    if "linear_attention" in kinds:
+    if "linear_attention" in layer_kinds(config):
         import transformers
 
         if tuple(map(int, transformers.__version__.split(".")[:2])) < PACKED_DELTA_NET:
