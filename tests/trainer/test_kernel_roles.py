@@ -38,7 +38,7 @@ def test_which_configurations_the_lean_engine_takes() -> None:
 def test_recurrent_layers_that_are_no_delta_net_are_refused_by_name() -> None:
     config = MiniMaxConfig(num_hidden_layers=4)
     assert "linear_attention" in config.layer_types
-    with pytest.raises(Refusal, match=r"^MiniMaxConfig has recurrent layers, whose packing is not known here"):
+    with pytest.raises(Refusal, match=r"^MiniMaxConfig has recurrent layers, whose packing is not known"):
         prove(config, CPU, torch.float32)
 
 
