@@ -56,7 +56,7 @@ class Console:
             return
         self._shown_at = now
         if terminal:
-            self._write(f"\r\x1b[K{text[: _columns(sys.stderr) - 1]}")
+            self._write(f"\r\x1b[K{words.cut(text, _columns(sys.stderr) - 1)}")
             self._drawn = True
         elif plain:
             self._write(f"{self.prefix}{text}\n")
@@ -73,14 +73,17 @@ class Console:
     def confirm(self, question: str, kept: str) -> None:
         """Come back when a person at a terminal says yes; `kept` is so without: "nothing was removed".
 
-        Raises Declined for any other answer, Usage where nobody can be asked.
+        Raises Declined for any other answer, Ctrl-C and Ctrl-D too, Usage where nobody can be asked.
         """
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise Usage(f"{kept}: nobody is here to answer '{question}'", "--yes answers it")
         self._write(f"{self._wipe()}{self.prefix}{question} [y/N] ")
-        answer = sys.stdin.readline()
+        try:
+            answer = sys.stdin.readline()
+        except KeyboardInterrupt:
+            answer = ""
         if not answer.endswith("\n"):
-            self._write("\n")  # Ctrl-D leaves the cursor behind the question
+            self._write("\n")  # the cursor still stands behind the question
         if answer.strip().lower() not in ("y", "yes"):
             raise Declined(kept)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from threading import Thread
 
-from controller import render
+from controller import render, words
 from controller.console import Console
 from controller.errors import PctrunError
 from controller.inventory import Box
@@ -76,7 +76,7 @@ def text(box: Box, outcome: Outcome, width: int) -> str:
     lines = (outcome.line or outcome.text).split("\n")
     if lines[0].startswith(box.label):
         rest = lines[0].removeprefix(box.label)
-        return render.cut(f"{box.label:<{width}}{rest}") if len(lines) == 1 else "\n".join(lines)
+        return words.cut(f"{box.label:<{width}}{rest}", render.WIDTH) if len(lines) == 1 else "\n".join(lines)
     if len(lines) > _FEW:
         return "\n".join((box.label, *lines))
     return "\n".join(f"{box.label:<{width}}  {line}" for line in lines)

@@ -58,7 +58,7 @@ def screen(
     ending = list(_rows("next", _next_lines(next_step(verdict, snapshot), width)))
     room = max(0, height - len(lines) - len(ending))
     lines = [*lines, *quoted[len(quoted) - min(room, len(quoted)) :]][: height - len(ending)]
-    return "\n".join(cut(line, width) for line in [*lines, *ending])
+    return "\n".join(words.cut(line, width) for line in [*lines, *ending])
 
 
 def one_line(label: str, verdict: Verdict, snapshot: Json | None) -> str:
@@ -315,12 +315,6 @@ def flowing(parts: list[str], between: str, width: int) -> list[str]:
         else:
             lines.append(part)
     return lines
-
-
-def cut(line: str, width: int = WIDTH) -> str:
-    """The line without what goes beyond the screen."""
-    line = line.rstrip()
-    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def _clean(line: str) -> str:

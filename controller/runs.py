@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from controller import attempts, history, render, words
+from controller import attempts, history, words
 from controller.console import Console, table_width
 from controller.history import Figures, History
 from controller.inventory import Box
@@ -115,7 +115,7 @@ def _table(rows: list[Json], found: History, most: int | None = None) -> str:
             for each in columns
         ]
         row = "  ".join(cells).rstrip()
-        shown.append(row if most is None else render.cut(row, most))
+        shown.append(row if most is None else words.cut(row, most))
     more = found.total - len(rows)
     if more > 0:
         shown.append(f"and {more} older: --limit 0 shows them")

@@ -26,7 +26,7 @@ def deploy(on: On, allow_slow_kernels: bool = False) -> None:
     from_scratch="do not resume from a checkpoint",
     release="release to run (current, previous, or the beginning of a name; default: current)",
     auto_restart="try a crash again from its last checkpoint, so many times (without a number: 3; 0: not)",
-    from_="run to repeat and resume: its recipe, overrides, release and --auto-restart",
+    from_="run to repeat and resume, or newest: its recipe, overrides, release and --auto-restart",
     reason="why, for the record of the run that is stopped",
     **SLOW,
 )
@@ -52,13 +52,13 @@ def restart(
 @box_task(**RUN)
 def status(on: On, run: str = "") -> None:
     """Say whether the run is fine, why, and what to do next."""
-    on("status", run_id=run)
+    on("status", run_id=named(run))
 
 
 @box_task(reason="why, for the record of the run", **RUN)
 def abort(on: On, run: str = "", reason: str = "") -> None:
     """Stop the run after a checkpoint; nothing is lost."""
-    on("abort", run_id=run, reason=reason)
+    on("abort", run_id=named(run), reason=reason)
 
 
 @box_task(
@@ -77,7 +77,7 @@ def logs(
     run: str = "",
 ) -> None:
     """Print the run's log; --follow outlives a lost connection."""
-    options = {"run_id": run, "follow": follow, "since": since, "grep": grep}
+    options = {"run_id": named(run), "follow": follow, "since": since, "grep": grep}
     options |= {"whole": {"lines": lines} if lines else {}}
     on("logs", one_at_a_time=True, capture=on.as_json, **options)
 
@@ -110,7 +110,7 @@ def exec_(
 @box_task(print="print the ssh line, do not run it", **RUN)
 def attach(on: On, print_: bool = False, run: str = "") -> None:
     """Open the run's tmux session (leave with C-b d)."""
-    on("attach", one_at_a_time=True, run_id=run, only_print=print_ or on.as_json)
+    on("attach", one_at_a_time=True, run_id=named(run), only_print=print_ or on.as_json)
 
 
 @box_task(
@@ -120,7 +120,7 @@ def attach(on: On, print_: bool = False, run: str = "") -> None:
 )
 def wait(on: On, until: str = "healthy", timeout: str = "600", run: str = "") -> None:
     """Wait for a verdict, as long as it can still come."""
-    on("wait", until=until, seconds={"timeout_s": timeout}, run_id=run)
+    on("wait", until=until, seconds={"timeout_s": timeout}, run_id=named(run))
 
 
 @box_task(
@@ -130,7 +130,7 @@ def wait(on: On, until: str = "healthy", timeout: str = "600", run: str = "") ->
 )
 def watch(on: On, run: str = "", every: str = "2", notify: bool = False) -> None:
     """See the run live until it ends; Ctrl-C only leaves."""
-    options = {"run_id": run, "notify": notify, "seconds": {"every_s": every}}
+    options = {"run_id": named(run), "notify": notify, "seconds": {"every_s": every}}
     on("watch", lone=True, capture=on.as_json, **options)
 
 

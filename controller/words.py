@@ -51,3 +51,9 @@ def rate(tokens_per_s: float) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def cut(line: str, width: int) -> str:
+    """The line without what goes beyond `width` columns; … stands for that."""
+    line = line.rstrip()
+    return line if len(line) <= width else f"{line[: width - 1]}…"

@@ -34,7 +34,11 @@ ARGS: Args = {
     "fresh_cache": (bool, False, "start with an empty compile cache"),
     "resume": (str, "auto", "auto, none or a run id"),
     "release": (str, None, "release, or the beginning of its name; without it the current one"),
-    "like": (str, None, "a run to repeat: its recipe, overrides, release, restarts; `auto` resumes it"),
+    "like": (
+        str,
+        None,
+        "a run to repeat, or `newest`: its recipe, overrides, release, restarts; `auto` resumes it",
+    ),
     **kernels.ALLOW,
     "grace_s": (float, None, "seconds that a later stop gives the trainer; without it 120"),
     "auto_restart": (int, None, "how often a crash is tried again (attempts.py); without it as `like`, or 0"),
@@ -132,7 +136,9 @@ def _wishes(call: Call) -> Json:
     args = call.args
     if args["like"] is None:
         return args
-    like = args["like"]
+    like = str(args["like"])
+    if like == "newest":
+        like = next(iter(runs.known(call.roots, procs.marked())), like)
     record = read_json(os.path.join(runs.require(call.roots, like), "run.json"))
     if record is None:
         raise Refusal("usage", f"run {like} has no run.json that can be read", "name a recipe instead")
@@ -148,6 +154,7 @@ def _wishes(call: Call) -> Json:
         )
     return {
         **args,
+        "like": like,
         "recipe": args["recipe"] or record.get("recipe"),
         "overrides": {**theirs, **ours},
         "release": release,
@@ -174,23 +181,27 @@ def _to_go_on_from(roots: Roots, resume: str, recipe: Json) -> Json | None:
         return None
     alive = bool(procs.scope(runs.require(roots, run)))
     if resume != "auto":
-        _refuse_fewer_steps(roots, run, alive, number(recipe, "steps"))
+        _refuse_too_few_steps(roots, run, alive, number(recipe, "steps"))
     if alive and runs.resume_point(roots, run) is None:
         return None
     return runs.choose_resume(roots, resume, config_hash)
 
 
-def _refuse_fewer_steps(roots: Roots, run: str, alive: bool, steps: float | None) -> None:
-    """What was told to be gone on with has more steps, or has them by the time it is stopped."""
+def _refuse_too_few_steps(roots: Roots, run: str, alive: bool, steps: float | None) -> None:
+    """What was told to be gone on with has more steps, or has them by the time it is stopped; or it has them
+    all, and its export."""
     point = runs.resume_point(roots, run)
+    state = read_json(os.path.join(runs.folder(roots, run), "state.json")) or {}
     done = float(point["step"]) if point is not None else 0.0
     if alive:
-        state = read_json(os.path.join(runs.folder(roots, run), "state.json"))
         done = max(done, number(state, "step") or 0.0)
-    if steps is not None and done > steps:
+    finished = not alive and state.get("phase") == "finished"
+    if steps is not None and (done > steps or (finished and done == steps)):
+        over = f"has finished its {int(steps)} steps"
+        says = over if done == steps else f"stands at step {int(done)}, and train.steps is {int(steps)}"
         raise Refusal(
             "usage",
-            f"{run} stands at step {int(done)}, and train.steps is {int(steps)}",
+            f"{run} {says}",
             f"--set train.steps={2 * int(done)} trains on, --from-scratch begins anew",
         )
 

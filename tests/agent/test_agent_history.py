@@ -211,6 +211,9 @@ def test_a_run_can_be_repeated_with_its_release_and_resumed(ready):
     refused = ready.call("start", like=again["run"], overrides={"steps": 8}, python=ready.python).error
     assert (refused["kind"], refused["message"]) == ("usage", "r-0002 stands at step 9, and train.steps is 8")
     assert "--set train.steps=18 trains on" in refused["hint"]
+    over = ready.call("restart", like="newest", python=ready.python).error
+    assert (over["kind"], over["message"]) == ("usage", "r-0002 has finished its 9 steps")
+    assert over["hint"] == refused["hint"]
     wish = {"resume": "none", "release": "current", "auto_restart": 0}
     fresh = ready.call("start", like="r-0001", python=ready.python, **wish).result
     assert fresh["resume_from"] is None
