@@ -40,7 +40,7 @@ def run(box: Box, console: Console, *, allow_slow_kernels: bool = False) -> Outc
     """Deploy in one round trip: the agent says on its way what it lacks, and takes that from its stdin."""
     began, before = time.monotonic(), links.round_trips(box)
     wanted = cache(release.scan)
-    python = links.get(box, revive=True).endpoint.python
+    python = links.wake(box, console).endpoint.python
     asked: SimpleQueue[list[str]] = SimpleQueue()
     sent = 0
 

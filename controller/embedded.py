@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controller.errors import Unreachable
+from controller.errors import PctrunError, Unreachable
 
 if TYPE_CHECKING:
     from controller.sandbox import Endpoint
@@ -31,33 +33,71 @@ def up(
     marker = sandbox.sandbox_dir() / _MARKER
     was_down = marker.exists()
     if was_down and not revive:
-        raise Unreachable("the sandbox was taken down by hand", "invoke sandbox.up")
+        raise _taken_down()
     try:
-        endpoint = sandbox.up(
-            realistic=realistic, python=python, engine=engine, start_stopped=start_stopped or was_down
+        return sandbox.up(
+            realistic=realistic,
+            python=python,
+            engine=engine,
+            start_stopped=start_stopped or was_down,
+            turn=_coming_up(marker, revive=revive),
         )
     except sandbox.SandboxError as error:
         raise Unreachable(error.message, error.hint) from None
+
+
+@contextmanager
+def _coming_up(marker: Path, *, revive: bool) -> Iterator[None]:
+    """Around a start. A `down` that this has waited for holds: else a watch would undo it."""
+    if marker.exists() and not revive:
+        raise _taken_down()
+    yield
     marker.unlink(missing_ok=True)
-    return endpoint
+
+
+@contextmanager
+def _going_down(marker: Path) -> Iterator[None]:
+    """Around a stop: the mark comes first, and stays unless the server outlives a stop that failed."""
+    from controller import sandbox
+
+    was_down = marker.exists()
+    marker.touch()
+    try:
+        yield
+    except BaseException:
+        if not was_down and sandbox.is_up():
+            marker.unlink()
+        raise
+
+
+def _taken_down() -> Unreachable:
+    return Unreachable("the sandbox was taken down by hand", "invoke sandbox.up")
+
+
+def is_down_by_hand() -> bool:
+    """Whether a person took it down and nothing has brought it up since."""
+    return (folder() / _MARKER).exists()
 
 
 def is_up() -> bool:
     """Whether its host runs, and a person wants it to."""
     from controller import sandbox
 
-    return sandbox.is_up() and not (sandbox.sandbox_dir() / _MARKER).exists()
+    return sandbox.is_up() and not is_down_by_hand()
 
 
 def down(*, container: bool = False, keep_data: bool = True) -> bool:
-    """Take it down and remember that a person wanted it; returns whether anything was up."""
+    """Take it down and remember that a person wanted it; returns whether anything was up.
+
+    Raises PctrunError.
+    """
     from controller import sandbox
 
-    was_up = sandbox.down(container=container, keep_data=keep_data)
-    folder = sandbox.sandbox_dir()
-    if folder.is_dir():
-        (folder / _MARKER).touch()
-    return was_up
+    turn = _going_down(sandbox.sandbox_dir() / _MARKER)
+    try:
+        return sandbox.down(container=container, keep_data=keep_data, turn=turn)
+    except sandbox.SandboxError as error:
+        raise PctrunError(error.message, error.hint) from None
 
 
 def running() -> list[int]:

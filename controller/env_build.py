@@ -67,7 +67,7 @@ def run(
     began = time.monotonic()
     args = _args(env, lock, source, base, arch, aside)
     sent = 0
-    links.get(box, revive=True)
+    links.wake(box, console)
     if wheels:
         folder = Path(wheels).expanduser()
         offered = wheelhouse.names(folder)

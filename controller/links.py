@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, field
 
 from controller import embedded
+from controller.console import Console
 from controller.deadline import DEFAULT, Deadline
 from controller.endpoint import resolve
 from controller.errors import PctrunError
@@ -44,6 +45,15 @@ def get(box: Box, *, deadline: Deadline = DEFAULT, revive: bool = False) -> Link
                 raise failure
             slot.link = Link(resolve(box, revive=revive), deadline)
         return slot.link
+
+
+def wake(box: Box, console: Console) -> Link:
+    """`get` for a command that is a wish for the box: an embedded one comes up again, which is said."""
+    was_down = box.sandbox and embedded.is_down_by_hand()
+    link = get(box, revive=True)
+    if was_down:
+        console.note("the sandbox was down, it is up again")
+    return link
 
 
 def dial_ahead(box: Box) -> None:

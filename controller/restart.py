@@ -32,7 +32,7 @@ def plan(box: Box, **options: Any) -> Plan:
 def run(box: Box, console: Console, **options: Any) -> Outcome:
     """Restart; raises RunDied with the trainer's last lines when it ends before its first state."""
     private = secrets.private(box)  # first: what is missing is said before anything is touched
-    python = links.get(box, revive=True).endpoint.python
+    python = links.wake(box, console).endpoint.python
     try:
         args = _args(box, python, **options)
         result = call(box, "restart", args, on_note=console.agent_note, private=private)

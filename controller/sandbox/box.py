@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import alive, daemon, lxc_box, openssh, place
 from . import container as ct
-from . import daemon, lxc_box, openssh, place
 from .errors import SandboxError
 from .pct.host import LXC, Host, write_pairs
 
@@ -56,21 +57,24 @@ def up(
     python: Path | None = None,
     engine: str | None = None,
     start_stopped: bool = True,
+    turn: AbstractContextManager[None] | None = None,
 ) -> Endpoint:
     """Start what is not running, leave what is, and say how to reach it.
 
     `realistic` sets whether `pct` costs what the real one does (None: as it was). `python` is bound into the
     container when that starts; a running container keeps the one it has. `engine` is one of ENGINES and holds
     until the files are wiped (None: as it was). Without `start_stopped` a container that is off on a host
-    that is up stays so, as on a real one. Raises SandboxError.
+    that is up stays so, as on a real one. `turn` is entered around the start, when no other `up` or `down` is
+    at work any more. Raises SandboxError, and what `turn` raises.
     """
     folder = place.sandbox_dir()
     host = Host(str(folder))
     place.refuse_foreign(folder)
     ct.refuse_other_engine(host, engine)
-    if daemon.pid(folder) is None or (start_stopped and ct.off(host)):
-        with place.locked(folder):
-            _start(folder, host, python or Path(sys.executable), engine or host.engine)
+    if daemon.pid(folder) is None or start_stopped:
+        with place.locked(folder), turn or nullcontext():
+            if daemon.pid(folder) is None or (start_stopped and ct.off(host)):
+                _start(folder, host, python or Path(sys.executable), engine or host.engine)
     if realistic is not None and realistic != _is_realistic(host):
         with place.locked(folder):
             write_pairs(host.settings, place.settings(host) | {"realistic": str(int(realistic))})
@@ -78,18 +82,20 @@ def up(
     return _endpoint(folder, host)
 
 
-def down(*, container: bool = False, keep_data: bool = True) -> bool:
+def down(
+    *, container: bool = False, keep_data: bool = True, turn: AbstractContextManager[None] | None = None
+) -> bool:
     """Take the SSH server away: the box becomes unreachable, and what runs in the container runs on.
 
     `container=True` stops the containers, too; `keep_data=False` does that and deletes their files (models
-    and keys stay). Returns whether anything was there to take down.
+    and keys stay). `turn` as in `up`. Returns whether anything was there to take down.
     """
     folder = place.sandbox_dir()
     if not folder.is_dir():
         return False
     host = Host(str(folder))
     place.refuse_foreign(folder)
-    with place.locked(folder):
+    with place.locked(folder), turn or nullcontext():
         changed = daemon.stop(folder)
         if container or not keep_data:
             changed |= ct.stop_all(folder, host)
@@ -108,6 +114,11 @@ def running() -> list[int]:
     return ct.running(Host(str(place.sandbox_dir())))
 
 
+def living() -> list[alive.Living]:
+    """The runs that are alive in its containers."""
+    return alive.living(Host(str(place.sandbox_dir())))
+
+
 def status() -> SandboxStatus:
     """What is there now."""
     folder = place.sandbox_dir()
@@ -123,7 +134,7 @@ def status() -> SandboxStatus:
         container_pid=init,
         realistic=_is_realistic(host),
         python=place.settings(host).get("python"),
-        models=tuple(sorted(path.name for path in models.glob("*/"))),
+        models=tuple(sorted(path.name for path in models.glob("[!.]*/"))),
         size_bytes=place.size_bytes(folder),
         engine=host.engine,
         containers={vmid: host.init_pid(vmid) is not None for vmid in host.vmids()},

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from controller import embedded, links, sandbox
+from controller.console import Console
 from controller.errors import LoginRefused, Unreachable
 from controller.inventory import Box
 
@@ -47,3 +48,14 @@ def test_an_embedded_box_that_is_down_is_not_brought_up(box: Box) -> None:
         embedded.up(revive=True)
     links.dial_ahead(box)
     assert links.get(box).alive
+
+
+def test_a_command_that_brings_it_up_again_says_so(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
+    embedded.down()
+    try:
+        assert links.wake(box, Console()).alive
+        assert capsys.readouterr().err == "the sandbox was down, it is up again\n"
+        links.wake(box, Console())
+        assert capsys.readouterr().err == ""
+    finally:
+        embedded.up(revive=True)
