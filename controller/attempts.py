@@ -32,6 +32,59 @@ def pending(run: Json) -> Json | None:
     return dict(crashes[-1]) if waits else None
 
 
+def alive(run: Json, role: str) -> Json | None:
+    """The run's process in this role; one that has ended and is not reaped is none."""
+    for process in run.get("processes") or []:
+        if process.get("role") == role and str(process.get("state", ""))[:1] not in ("Z", "X"):
+            return dict(process)
+    return None
+
+
+def state(run: Json) -> Json:
+    """What the present attempt says of itself: until its first word, the state is that of the dead one."""
+    told: Json = run.get("state") or {}
+    attended = restarted(run) and alive(run, "supervisor") and alive(run, "trainer")
+    pid = told.get("pid")
+    if attended and pid is not None and all(each.get("pid") != pid for each in run["processes"]):
+        return {"steps": told.get("steps")}
+    return told
+
+
+def between(run: Json) -> bool:
+    """Whether no attempt is at work, though the supervisor is going to begin another one."""
+    if run.get("exit") or not alive(run, "supervisor"):
+        return False
+    ended = (run.get("state") or {}).get("phase") in ("finished", "stopped")
+    return bool(pending(run) or (limit(run) and not ended and not alive(run, "trainer")))
+
+
+def steps(run: Json) -> tuple[int, list[Json]]:
+    """The step that the last attempt goes on from, and the newest metrics lines that are its own.
+
+    The lines beyond that step are a dead attempt's until the new one has taken them back, which it does
+    before it warms up. It may pass over a damaged checkpoint: then the time tells which lines are its own.
+    """
+    lines, number = run.get("metrics") or [], restarted(run)
+    crashes = ((run.get("attempts") or {}).get("crashes") or [])[:number]
+    last: Json = crashes[-1] if crashes else {}
+    place = last.get("resume") or (run.get("record") or {}).get("resume_from") or {}
+    began, at = int(place.get("step") or 0), last.get("at")
+    if not number:
+        return began, lines
+    if state(run).get("phase") in (None, "starting"):
+        return began, []
+    return began, [
+        line for line in lines if line["step"] > began or (at is not None and (line.get("time") or 0) > at)
+    ]
+
+
+def kept(run: Json) -> list[Json]:
+    """The newest metrics lines without those that a dead attempt made beyond the checkpoint gone on from."""
+    began, own = steps(run)
+    mine = {id(line) for line in own}
+    return [line for line in run.get("metrics") or [] if line["step"] <= began or id(line) in mine]
+
+
 def again(run: Json, crash: Json, now: float) -> str:
     """The headline of a pause: `crashed at step 40, starts again in 25s (restart 2 of 3)`."""
     left = crash["again_at"] - now

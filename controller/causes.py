@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from controller import gpu_words, progress, words
+from controller import attempts, gpu_words, progress, words
 
 Json = dict[str, Any]
 
@@ -279,7 +279,7 @@ def _flow(run: Json, state: Json) -> Iterator[Cause]:
 
 def _busy(run: Json, thread: str) -> float | None:
     """Mean share over the last steps that a thread was at work."""
-    lines = [line.get("busy") for line in (run.get("metrics") or [])[-progress.WINDOW :]]
+    lines = [line.get("busy") for line in attempts.steps(run)[1][-progress.WINDOW :]]
     shares = [line.get(thread) for line in lines if isinstance(line, dict)]
     known = [share for share in shares if isinstance(share, int | float)]
     return statistics.fmean(known) if known else None

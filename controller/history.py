@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller import mirror, progress, words
+from controller import attempts, mirror, progress, words
 from controller.call import call
 from controller.console import Console
 from controller.deadline import Deadline
@@ -157,7 +157,7 @@ def verdict_of(entry: Json, now: float | None) -> Verdict:
 
 def figures(entry: Json, now: float | None) -> Figures:
     pace, record = progress.of(entry), entry.get("record") or {}
-    losses = [line["loss"] for line in entry.get("metrics") or [] if line.get("loss") is not None][-SMOOTH:]
+    losses = [line["loss"] for line in attempts.kept(entry) if line.get("loss") is not None][-SMOOTH:]
     if not losses and pace.loss is not None:
         losses = [pace.loss]  # the lines are lost, the state knows the last step's
     evaluated = entry.get("evaluations") or []

@@ -6,6 +6,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
+from controller import attempts
+
 WINDOW = 50  # steady steps that a rate looks back on
 ETA_AFTER = 3  # steady steps: one or two are no forecast
 
@@ -32,17 +34,17 @@ class Progress:
 
 
 def of(run: dict[str, Any]) -> Progress:
-    """The figures of a snapshot's `run`: its state, and the newest of its steady steps."""
-    state: dict[str, Any] = run.get("state") or {}
-    metrics: list[dict[str, Any]] = run.get("metrics") or []
-    steady = _steady(run)
+    """The figures of a snapshot's `run`: its last attempt's state, and the newest of its steady steps."""
+    state = attempts.state(run)
+    began, own = attempts.steps(run)
+    steady = [] if attempts.between(run) else _steady(run)
     seconds = sum(line["step_s"] for line in steady)
-    source: dict[str, Any] = (run.get("record") or {}).get("resume_from") or {}
-    # A resumed run that still loads says step 0: it has the steps that it stands on.
-    step = int(state.get("step") or (metrics[-1]["step"] if metrics else source.get("step") or 0))
+    # An attempt that still loads says step 0: it has the steps that it stands on.
+    step = int(state.get("step") or (own[-1]["step"] if own else began))
     steps = int(state.get("steps") or 0)
-    losses = [line["loss"] for line in metrics if line.get("loss") is not None]
-    taus = [line["tau"] for line in metrics if line.get("tau") is not None]
+    kept = attempts.kept(run)
+    losses = [line["loss"] for line in kept if line.get("loss") is not None]
+    taus = [line["tau"] for line in kept if line.get("tau") is not None]
     return Progress(
         step=step,
         steps=steps,
@@ -56,11 +58,10 @@ def of(run: dict[str, Any]) -> Progress:
 
 
 def after_first(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """The newest metrics lines without each attempt's first, whose time is that of filling queues."""
-    began = [(run.get("record") or {}).get("resume_from")]
-    began += [crash.get("resume") for crash in (run.get("attempts") or {}).get("crashes") or []]
-    firsts = {((place or {}).get("step") or 0) + 1 for place in began}
-    return [line for line in run.get("metrics") or [] if line["step"] not in firsts]
+    """The last attempt's newest metrics lines without its first, whose time is that of filling queues."""
+    began, own = attempts.steps(run)
+    known_before = len(own) < len(run.get("metrics") or [])
+    return own[1:] if own and (known_before or own[0]["step"] == began + 1) else own
 
 
 def rates(run: dict[str, Any]) -> list[float]:

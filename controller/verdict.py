@@ -111,7 +111,7 @@ def _judge(
         return Verdict("not-running", "no run yet")
     if (run.get("exit") or {}).get("reason"):
         return _ended(snapshot, run, run["exit"])
-    trainer = _alive(run, "trainer")
+    trainer = attempts.alive(run, "trainer")
     if trainer is None:
         return _without_trainer(snapshot, run)
     return _living(snapshot, run, trainer, gpus)
@@ -161,7 +161,7 @@ def _without_trainer(snapshot: Json, run: Json) -> Verdict:
     record, state = run.get("record") or {}, run.get("state") or {}
     created = record.get("created")
     now, phase = snapshot["now"], state.get("phase")
-    supervisor = _alive(run, "supervisor")
+    supervisor = attempts.alive(run, "supervisor")
     young = created is not None and abs(now - created) < LAUNCH_S  # a clock may be set back
     if supervisor and attempts.pending(run):
         return _between_attempts(snapshot, run)
@@ -210,7 +210,8 @@ def _between_attempts(snapshot: Json, run: Json) -> Verdict:
 
 
 def _living(snapshot: Json, run: Json, trainer: Json, gpus: int | None) -> Verdict:
-    now, state = snapshot["now"], run.get("state") or {}
+    now, state = snapshot["now"], attempts.state(run)
+    run = {**run, "state": state}
     phase = state.get("phase") or "starting"
     found = causes.of(snapshot, run, trainer, gpus)
     if phase == "training":
@@ -272,7 +273,7 @@ def _hung(run: Json, quiet: float) -> list[str]:
 
 def _asides(run: Json, state: Json) -> Iterator[str]:
     """Worth saying, no reason to worry."""
-    if not _alive(run, "supervisor"):
+    if not attempts.alive(run, "supervisor"):
         more = " or start it again after a crash" if attempts.limit(run) else ""
         yield f"the supervisor is gone: the run goes on, but nothing will write down how it ends{more}"
     if run.get("tmux", False) is None:
@@ -289,7 +290,7 @@ def _messages(run: Json) -> Iterator[str]:
     told = run.get("notify") or {}
     for text in (told.get("failed") or {}).get("texts") or []:
         yield f"{UNSENT}: {text}"
-    if not run.get("exit") and not _alive(run, "notifier"):  # it begins before the trainer
+    if not run.get("exit") and not attempts.alive(run, "notifier"):  # it begins before the trainer
         yield "the run's notifier is gone: nobody tells of this run any more"
 
 
@@ -319,13 +320,6 @@ def _going(phase: str, state: Json, pace: progress.Progress) -> str:
 
 def _detail(state: Json, otherwise: str) -> str:
     return str(state.get("detail") or otherwise)
-
-
-def _alive(run: Json, role: str) -> Json | None:
-    for process in run.get("processes") or []:
-        if process.get("role") == role and str(process.get("state", ""))[:1] not in ("Z", "X"):
-            return dict(process)
-    return None
 
 
 def _evidence(run: Json) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any, Protocol
 
-from controller import progress, render, sparkline, words
+from controller import attempts, progress, render, sparkline, words
 from controller.verdict import Verdict
 from controller.watch_state import Seen
 
@@ -107,7 +107,7 @@ def _curves(seen: Seen, width: int) -> list[str]:
             ends = f"  {first} → {last}"
             drawn = sparkline.line(known, max(1, min(_SPARK, width - 11 - len(ends))))
             lines.append(f"  {name:<9}{drawn}{ends}")
-    shares = _shares(((seen.snapshot or {}).get("run") or {}).get("metrics") or [])
+    shares = _shares(attempts.steps((seen.snapshot or {}).get("run") or {})[1])
     if shares:
         lines.append(f"  {'busy':<9}{shares}")
     return lines
