@@ -34,7 +34,6 @@ def call(
     on_err: Bytes | None = None,
     private: dict[str, Any] | None = None,
     deadline: Deadline = DEFAULT,
-    revive: bool = False,
 ) -> dict[str, Any]:
     """The `result` of one verb. `stream` follows the request on stdin, frames go to the callbacks.
 
@@ -61,7 +60,7 @@ def call(
         yield json.dumps(document).encode("ascii") + b"\n"
         yield from stream or ()
 
-    link = links.get(box, deadline=deadline, revive=revive)  # last: it may be on its way already
+    link = links.get(box, deadline=deadline)  # last: it may be on its way already
     links.count_round_trip(box)
     try:
         status = link.run(
