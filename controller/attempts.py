@@ -46,7 +46,7 @@ def state(run: Json) -> Json:
     attended = restarted(run) and alive(run, "supervisor") and alive(run, "trainer")
     pid = told.get("pid")
     if attended and pid is not None and all(each.get("pid") != pid for each in run["processes"]):
-        return {"steps": told.get("steps")}
+        return {"steps": told.get("steps"), "phase_since": _crash(run).get("again_at")}
     return told
 
 
@@ -64,9 +64,7 @@ def steps(run: Json) -> tuple[int, list[Json]]:
     The lines beyond that step are a dead attempt's until the new one has taken them back, which it does
     before it warms up. It may pass over a damaged checkpoint: then the time tells which lines are its own.
     """
-    lines, number = run.get("metrics") or [], restarted(run)
-    crashes = ((run.get("attempts") or {}).get("crashes") or [])[:number]
-    last: Json = crashes[-1] if crashes else {}
+    lines, number, last = run.get("metrics") or [], restarted(run), _crash(run)
     place = last.get("resume") or (run.get("record") or {}).get("resume_from") or {}
     began, at = int(place.get("step") or 0), last.get("at")
     if not number:
@@ -130,6 +128,12 @@ def line(crash: Json) -> str:
 def says(crash: Json) -> str:
     text = str(crash.get("says") or crash.get("signal") or "?")
     return text if len(text) <= _SAYS else f"{text[: _SAYS - 1]}…"
+
+
+def _crash(run: Json) -> Json:
+    """The one that the present attempt followed; empty in a first attempt."""
+    crashes = ((run.get("attempts") or {}).get("crashes") or [])[: restarted(run)]
+    return dict(crashes[-1]) if crashes else {}
 
 
 def _at(crash: Json) -> str:

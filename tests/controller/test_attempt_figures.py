@@ -94,8 +94,8 @@ def test_a_dead_attempts_state_neither_stalls_nor_silences_the_next_one() -> Non
     run["state"].update(
         pid=43, step=DIED_AT, loss=5.0, **dict.fromkeys(("heartbeat", "progress_at"), long_ago)
     )
-    found = judge(snapshot)
-    assert (found.word, found.summary) == ("starting", "loading")
+    run["attempts"]["crashes"][0]["again_at"] = snapshot["now"] - 1
+    assert shown(snapshot) == "lab/200  STARTING for 1s  loading"
     assert progress.of(run).step == RESUMED
 
 
