@@ -30,8 +30,7 @@ def up(
     """
     from controller import sandbox  # asyncssh and the server's code only where they are needed
 
-    marker = sandbox.sandbox_dir() / _MARKER
-    was_down = marker.exists()
+    was_down = is_down_by_hand()
     if was_down and not revive:
         raise _taken_down()
     try:
@@ -40,34 +39,38 @@ def up(
             python=python,
             engine=engine,
             start_stopped=start_stopped or was_down,
-            turn=_coming_up(marker, revive=revive),
+            turn=_coming_up(revive=revive),
         )
     except sandbox.SandboxError as error:
         raise Unreachable(error.message, error.hint) from None
 
 
 @contextmanager
-def _coming_up(marker: Path, *, revive: bool) -> Iterator[None]:
+def _coming_up(*, revive: bool) -> Iterator[None]:
     """Around a start. A `down` that this has waited for holds: else a watch would undo it."""
-    if marker.exists() and not revive:
+    if is_down_by_hand() and not revive:
         raise _taken_down()
     yield
-    marker.unlink(missing_ok=True)
+    _marker().unlink(missing_ok=True)
 
 
 @contextmanager
-def _going_down(marker: Path) -> Iterator[None]:
+def _going_down() -> Iterator[None]:
     """Around a stop: the mark comes first, and stays unless the server outlives a stop that failed."""
     from controller import sandbox
 
-    was_down = marker.exists()
-    marker.touch()
+    was_down = is_down_by_hand()
+    _marker().touch()
     try:
         yield
     except BaseException:
         if not was_down and sandbox.is_up():
-            marker.unlink()
+            _marker().unlink()
         raise
+
+
+def _marker() -> Path:
+    return folder() / _MARKER
 
 
 def _taken_down() -> Unreachable:
@@ -76,7 +79,7 @@ def _taken_down() -> Unreachable:
 
 def is_down_by_hand() -> bool:
     """Whether a person took it down and nothing has brought it up since."""
-    return (folder() / _MARKER).exists()
+    return _marker().exists()
 
 
 def is_up() -> bool:
@@ -93,18 +96,10 @@ def down(*, container: bool = False, keep_data: bool = True) -> bool:
     """
     from controller import sandbox
 
-    turn = _going_down(sandbox.sandbox_dir() / _MARKER)
     try:
-        return sandbox.down(container=container, keep_data=keep_data, turn=turn)
+        return sandbox.down(container=container, keep_data=keep_data, turn=_going_down())
     except sandbox.SandboxError as error:
         raise PctrunError(error.message, error.hint) from None
-
-
-def running() -> list[int]:
-    """Its containers that run, also while its host is down."""
-    from controller import sandbox
-
-    return sandbox.running()
 
 
 def starts(vmid: int) -> bool:

@@ -53,7 +53,7 @@ def _drawn(panels: list[curves.Panel], over: str, names: str) -> str:
 
 def _ids(runs: str) -> list[str]:
     ids = [each for each in re.split(r"[\s,]+", runs) if each]
-    return [] if ids == ["newest"] else list(dict.fromkeys(ids))
+    return [] if ids == [history.NEWEST] else list(dict.fromkeys(ids))
 
 
 def _check(out: str, over: str) -> None:

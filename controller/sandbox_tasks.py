@@ -72,7 +72,7 @@ def down(console: Console, *, container: bool, wipe: bool, yes: bool) -> Outcome
     for each in living:
         console.note(ended(each))
     text = "down" if was_up else "was down already"
-    running = embedded.running()
+    running = sandbox.running()
     return Outcome({"was_up": was_up, "running": running}, f"{text}: {left(running, wiped=wipe)}")
 
 

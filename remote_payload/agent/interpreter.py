@@ -17,7 +17,13 @@ IMPORT_TIMEOUT_S = 300  # a first import of torch from a cold disk takes minutes
 KILLED_S = 5  # one that hangs in a driver does not even hear of SIGKILL
 HASH_TIMEOUT_S = 900  # of the training data: a second a GiB, ten from a disk
 _DISTRIBUTIONS = (
-    *("torch", "triton", "transformers", "flash-linear-attention", "fla-core", "flash-qla", "tilelang"),
+    "torch",
+    "triton",
+    "transformers",
+    "flash-linear-attention",
+    "fla-core",
+    "flash-qla",
+    "tilelang",
     "causal-conv1d",
 )
 # torch/version.py alone: importing torch takes seconds, and fails where CUDA's libraries are missing.

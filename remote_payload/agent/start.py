@@ -136,10 +136,8 @@ def _wishes(call: Call) -> Json:
     args = call.args
     if args["like"] is None:
         return args
-    like = str(args["like"])
-    if like == "newest":
-        like = next(iter(runs.known(call.roots, procs.marked())), like)
-    record = read_json(os.path.join(runs.require(call.roots, like), "run.json"))
+    like = runs.named(call.roots, None if args["like"] == "newest" else args["like"])
+    record = read_json(os.path.join(runs.folder(call.roots, like), "run.json"))
     if record is None:
         raise Refusal("usage", f"run {like} has no run.json that can be read", "name a recipe instead")
     theirs, ours = record.get("overrides") or {}, args["overrides"]
@@ -195,15 +193,14 @@ def _refuse_too_few_steps(roots: Roots, run: str, alive: bool, steps: float | No
     done = float(point["step"]) if point is not None else 0.0
     if alive:
         done = max(done, number(state, "step") or 0.0)
-    finished = not alive and state.get("phase") == "finished"
-    if steps is not None and (done > steps or (finished and done == steps)):
-        over = f"has finished its {int(steps)} steps"
-        says = over if done == steps else f"stands at step {int(done)}, and train.steps is {int(steps)}"
-        raise Refusal(
-            "usage",
-            f"{run} {says}",
-            f"--set train.steps={2 * int(done)} trains on, --from-scratch begins anew",
-        )
+    if steps is None or done < steps:
+        return
+    says = f"{run} stands at step {int(done)}, and train.steps is {int(steps)}"
+    if done == steps:
+        if alive or state.get("phase") != "finished":
+            return
+        says = f"{run} has finished its {int(steps)} steps"
+    raise Refusal("usage", says, f"--set train.steps={2 * int(done)} trains on, --from-scratch begins anew")
 
 
 def _find_recipe(release_dir: str, name: str | None) -> None:

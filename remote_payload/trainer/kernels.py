@@ -178,7 +178,7 @@ def race(
             continue
         if took < best:
             chosen, behind, best = None if candidate.built_in else call, function, took
-    nothing_worked = len(absent) + len(failed) == len(role.candidates)
+    nothing_worked = math.isinf(best)
     line = Line(
         role.name,
         _name(behind),

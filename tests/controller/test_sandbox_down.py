@@ -149,7 +149,7 @@ def test_a_look_that_waited_for_a_down_does_not_revive_it(precious: Path) -> Non
     with place.locked(folder):
         look.start()
         wait_for(lambda: waits_for(lock), "a look at the lock")
-        with embedded._going_down(folder / "down-by-hand"):
+        with embedded._going_down():
             pass
     look.join()
     assert seen == [True]
@@ -157,7 +157,7 @@ def test_a_look_that_waited_for_a_down_does_not_revive_it(precious: Path) -> Non
 
 def test_a_down_that_failed_is_no_wish_unless_the_server_is_gone(precious: Path) -> None:
     folder = sandbox.sandbox_dir()
-    with pytest.raises(RuntimeError), embedded._going_down(folder / "down-by-hand"):
+    with pytest.raises(RuntimeError), embedded._going_down():
         raise RuntimeError
     assert embedded.is_up() and not embedded.is_down_by_hand()
     pct, moved = folder / "bin/pct", folder / "bin/moved"

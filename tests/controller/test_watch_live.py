@@ -232,23 +232,27 @@ def test_an_end_is_noticed_at_once_by_a_slow_watch_and_by_a_wait(training: Calla
     assert time.time() - done.document["since"] < 2
 
 
+def cut_after(looks: int, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way breaks once so many looks were seen."""
+    take = Seen.take
+
+    def taken(self: Seen, part: dict[str, Any]) -> None:
+        take(self, part)
+        if self.looks == looks:
+            proxy.cut()
+
+    monkeypatch.setattr(Seen, "take", taken)
+
+
 def test_a_wait_goes_on_after_a_cut_and_ends_in_time(
     training: Callable[[int], Box],
     real_box: Callable[..., Box],
     proxy: Proxy,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     training(400)
     monkeypatch.setattr(wait, "FIRST_RETRY_S", 0.1)
-    take = Seen.take
-
-    def cut_at_the_second(self: Seen, part: dict[str, Any]) -> None:
-        take(self, part)
-        if self.looks == 2:
-            proxy.cut()
-
-    monkeypatch.setattr(Seen, "take", cut_at_the_second)
+    cut_after(2, proxy, monkeypatch)
     began = time.monotonic()
     with pytest.raises(WaitTimedOut, match=r"is not finished after 5 s: .*HEALTHY"):
         wait.run(real_box(port=proxy.port), Console(), until="finished", timeout_s=5, run_id=RUN)
@@ -265,14 +269,7 @@ def test_cuts_are_mended_and_said(
 ) -> None:
     monkeypatch.setattr(watch, "RETRY_S", (0.1,))
     training(120)
-    take = Seen.take
-
-    def cut_at_the_third(self: Seen, part: dict[str, Any]) -> None:
-        take(self, part)
-        if self.looks == 3:
-            proxy.cut()
-
-    monkeypatch.setattr(Seen, "take", cut_at_the_third)
+    cut_after(3, proxy, monkeypatch)
     done = watch.run(real_box(port=proxy.port), Console(), run_id=RUN, every_s=0.2)
     assert done.document["verdict"] == "finished"
     assert done.document["reconnects"] >= 1

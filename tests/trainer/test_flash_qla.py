@@ -99,10 +99,10 @@ def test_a_row_never_waits_for_the_device(loaded) -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         row = Layout.of(list(reversed(ODD)), torch.device("cuda"))
-        call(*given, row)
-        call(*given, row)
+        first, second = call(*given, row), call(*given, row)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first, second)  # and what was told once a row holds for the next layer
 
 
 @pytest.mark.gpu
